@@ -50,6 +50,10 @@ class TaskNotServed(RequestError):
     """A task that no served model does."""
 
 
+class NotSupported(RequestError):
+    """A part of a protocol that this service does not have."""
+
+
 class TraceNotFound(RequestError):
     """A trace of a request that is unknown, or of which nothing is kept."""
 

@@ -2,11 +2,14 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rayinfer.errors import Unavailable
 from rayinfer.outputs import EngineStats, RequestOutput, StepMessage
 from rayinfer.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    import numpy as np  # of the processes that import this, few have tensors
 
 
 class EngineRequestId(NamedTuple):
@@ -184,4 +187,74 @@ class EngineClient(EngineControl, Protocol):
 
     def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
         """Yield this router's messages, one per engine step at most; closing it aborts this router's requests."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorSpec:
+    """Name, datatype and shape of a model's input or output."""
+
+    name: str
+    datatype: str = ""  # the Open Inference Protocol's; "" for any
+    shape: tuple[int, ...] | None = None  # -1 for a dimension of any size; None for any shape
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tensor:
+    """A named array.
+
+    BF16 has the bits of its values in an array of uint16, BYTES bytes objects in an array of objects.
+    """
+
+    name: str
+    datatype: str
+    data: "np.ndarray[Any, Any]"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorRequest:
+    """Settings of one inference of a TensorModel."""
+
+    request_id: str
+    priority: int = 0  # lower goes first, -10 to 10
+    timeout_s: float | None = None  # remaining seconds; the caller stops waiting then
+    tenant: str = ""
+    parameters: Mapping[str, bool | int | float | str] = field(default_factory=dict)  # the model's own
+
+
+class TensorModel(Protocol):
+    """A model of tensors rather than of text."""
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        ...
+
+    @property
+    def platform(self) -> str:
+        """Kind of the model, for its metadata."""
+        ...
+
+    @property
+    def inputs(self) -> Sequence[TensorSpec]:
+        """Inputs, all of them required."""
+        ...
+
+    @property
+    def outputs(self) -> Sequence[TensorSpec]:
+        """Outputs, in the order in which they are returned."""
+        ...
+
+    @property
+    def max_batch_size(self) -> int:
+        """Largest first dimension of its tensors; 0 where that is not a batch."""
+        ...
+
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        """Names of an output's classes, by output."""
+        ...
+
+    async def infer(self, inputs: Mapping[str, Tensor], request: TensorRequest) -> Sequence[Tensor]:
+        """Compute all outputs of checked inputs; raises RequestError and Unavailable. Cancelling it ends the work."""
         ...

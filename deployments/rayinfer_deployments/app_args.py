@@ -11,6 +11,7 @@ from rayinfer.config import EngineConfig, describe_validation_error
 from rayinfer.errors import ConfigError
 from rayinfer.routing.autoscaling_settings import AutoscalingSettings
 from rayinfer.routing.limits import RouterLimits
+from rayinfer.servers.kserve.example_models import EXAMPLE_NAMES
 from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, MAX_BODY_BYTES
 from rayinfer.servers.request_limits import RequestLimits
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits
@@ -131,9 +132,17 @@ class LLMAppArgs(BaseModel):
     trace_requests: bool = Field(
         True, description="keep the events of each request for ten minutes, for GET /v1/requests/{id}/trace"
     )
-    listen_host: str = Field("127.0.0.1", description="address on which the router listens itself, with listen_port")
+    with_examples: bool = Field(
+        False, description=f"serve the tensor models {' and '.join(EXAMPLE_NAMES)} as well, for clients' own examples"
+    )
+    listen_host: str = Field(
+        "127.0.0.1", description="address on which the router listens itself, with listen_port or grpc_port"
+    )
     listen_port: int | None = Field(
         None, ge=1, le=65535, description="port on which the router listens itself; default: only Serve's proxy listens"
+    )
+    grpc_port: int | None = Field(
+        None, ge=1, le=65535, description="port on which the router answers gRPC; default: none"
     )
     max_connections: int = Field(
         DEFAULT_CONNECTION_LIMITS.max_connections, ge=1, description="connections to a router's own port (listen_port)"
@@ -164,6 +173,14 @@ class LLMAppArgs(BaseModel):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"every model needs a name of its own, got twice: {', '.join(twice)}")
+        if self.with_examples and (taken := sorted(set(names) & set(EXAMPLE_NAMES))):
+            raise ValueError(f"with_examples has a model {taken[0]!r} of its own: give yours another name")
+        return self
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> "LLMAppArgs":
+        if self.grpc_port is not None and self.grpc_port == self.listen_port:
+            raise ValueError(f"grpc_port and listen_port must differ, got {self.grpc_port} for both")
         return self
 
 

@@ -78,7 +78,9 @@ def build_app_over(make_engines: MakeEngines, args: LLMAppArgs) -> Application:
             trust_tenant_header=args.trust_tenant_header,
             request_limits=args.request_limits,
             trust_request_chat_template=args.trust_request_chat_template,
-            listen_on=None if args.listen_port is None else ListenAddress(host=args.listen_host, port=args.listen_port),
+            with_examples=args.with_examples,
+            listen_on=_listen_address(args, args.listen_port),
+            grpc_on=_listen_address(args, args.grpc_port),
             connection_limits=args.connection_limits(),
             drain_timeout_s=longest_drain_s,
         )
@@ -88,6 +90,10 @@ def build_app_over(make_engines: MakeEngines, args: LLMAppArgs) -> Application:
 def engine_deployment_name(index: int, model: ModelArgs) -> str:
     """Name the deployment of a model's engines, given the model's place in the application's list."""
     return f"engine-{index}-{re.sub(r'[^A-Za-z0-9_.-]', '-', model.served_name)}"
+
+
+def _listen_address(args: LLMAppArgs, port: int | None) -> ListenAddress | None:
+    return None if port is None else ListenAddress(host=args.listen_host, port=port)
 
 
 def _router_settings(args: LLMAppArgs) -> dict[str, Any]:

@@ -20,6 +20,9 @@ from rayinfer.servers.engine_control import add_engine_control_routes
 from rayinfer.servers.error_formats import error_format_of
 from rayinfer.servers.error_responses import error_kind, error_response, json_response, refusal_reason, status_response
 from rayinfer.servers.generation.service import GenerationService
+from rayinfer.servers.kserve.inference import InferenceService
+from rayinfer.servers.kserve.repository import ModelRepository
+from rayinfer.servers.kserve.rest.routes import add_kserve_routes
 from rayinfer.servers.load_shedding import LoadShedding
 from rayinfer.servers.megatron.endpoint import API, add_megatron_routes
 from rayinfer.servers.openai.routes import add_openai_routes, generation_paths
@@ -60,6 +63,7 @@ def build_app(
     other_metrics: OtherMetrics | None = None,
     request_limits: RequestLimits = DEFAULT_REQUEST_LIMITS,
     trusts_request_chat_template: bool = False,
+    kserve: InferenceService | None = None,
 ) -> FastAPI:
     """Build the application over `models`, a mapping that may be filled and change while it serves.
 
@@ -67,7 +71,9 @@ def build_app(
     `x-request-id` on every answer itself, as Ray Serve's does, wants `echoes_request_id=False`. `other_metrics`
     returns the metrics of the other routers behind this address. With
     `trusts_tenant_header`, all clients must come through a gateway that sets it; with `trusts_request_chat_template`,
-    they may send programs, which templates are, for the service to run.
+    they may send programs, which templates are, for the service to run. A `kserve` that is
+    shared with gRPC has a generation service of its own, which takes the place of one over `models`, and may have
+    tensor models.
     """
     app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False)
     trust_tenant_header(app, trusts_tenant_header)
@@ -78,11 +84,15 @@ def build_app(
     app.add_middleware(RequestBoundary, metrics=metrics, bounds=bounds, echoes_request_id=echoes_request_id)
     _add_error_handlers(app, metrics)
     # Paths are looked through in this order, so those that are asked most come first.
-    service = GenerationService(models, request_timeout_s, traces, request_limits)
+    if kserve is None:
+        service = GenerationService(models, request_timeout_s, traces, request_limits)
+        kserve = InferenceService(service, ModelRepository(models))
+    service = kserve.generation
     add_info_routes(app, service)  # before OpenAI's /models/{id}, whose ids may contain slashes
     tokenizers = add_openai_routes(app, service, trusts_request_chat_template=trusts_request_chat_template)
     add_tgi_routes(app, service)
     add_megatron_routes(app, service)
+    add_kserve_routes(app, kserve, max_body_bytes)
     add_shared_routes(app, service, tokenizers)
     _add_service_routes(app, models, metrics, other_metrics)
     add_server_info_routes(app, service)

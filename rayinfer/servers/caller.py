@@ -1,6 +1,7 @@
 """The caller of a request: whose share, prefix cache and limits it uses."""
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fastapi import FastAPI, Request
@@ -44,7 +45,15 @@ def caller_of(request: Request) -> Caller:
 
     Tenants have shares of their own and share no cached prefix, so a name is taken as it is or not at all.
     """
-    names = request.headers.getlist(TENANT_HEADER) if request.app.state.trusts_tenant_header else []
+    return _caller_named(request.headers.getlist(TENANT_HEADER) if request.app.state.trusts_tenant_header else [])
+
+
+def caller_of_headers(headers: Mapping[str, str]) -> Caller:
+    """Return the caller of a call whose tenant header is trusted; raises InvalidParameter for a malformed name."""
+    return _caller_named([headers[TENANT_HEADER]] if TENANT_HEADER in headers else [])
+
+
+def _caller_named(names: Sequence[str]) -> Caller:
     if not names:
         return Caller()
     if len(names) > 1 or not _TENANT.fullmatch(names[0]):

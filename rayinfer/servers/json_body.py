@@ -44,8 +44,15 @@ class LongBodies:
 
     async def prepare(self, raw: bytes, prepare: Callable[[dict[str, Any]], Prepared]) -> Prepared:
         """Decode a body and prepare what it asks for; raises RequestError."""
-        worker = self._workers[len(raw) > VERY_LONG_BODY_BYTES]
+        worker = self._worker_for(len(raw))
         return await asyncio.get_running_loop().run_in_executor(worker.thread, worker.prepare, raw, prepare)
+
+    async def run(self, work: Callable[[], Prepared], num_bytes: int) -> Prepared:
+        """Prepare a request of so many bytes that is not JSON; raises RequestError."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker_for(num_bytes).thread, work)
+
+    def _worker_for(self, num_bytes: int) -> "_DecodeWorker":
+        return self._workers[num_bytes > VERY_LONG_BODY_BYTES]
 
 
 class _DecodeWorker:

@@ -19,6 +19,12 @@ ERROR_SCHEMAS: Mapping[str, Any] = {
     "SharedError": {
         "anyOf": [{"$ref": "#/components/schemas/ErrorResponse"}, {"$ref": "#/components/schemas/TgiError"}]
     },
+    "KServeError": {
+        "type": "object",
+        "description": "Form of errors of the Open Inference Protocol",
+        "required": ["error"],
+        "properties": {"error": {"type": "string"}},
+    },
     "MegatronError": {
         "type": "object",
         "description": "Megatron's form of errors",
@@ -56,12 +62,14 @@ _ERRORS = {
     429: "Too many requests are waiting; see Retry-After",
     431: "The headers are too large",
     500: "The service failed to answer this request",
+    501: "The protocol's part is not supported",
     503: "No engine can take the request now; see Retry-After",
     504: "The request's time ran out",
 }
 BODY_ERRORS = (400, 404, 408, 413, 415, 431, 500, 503)
 GENERATION_ERRORS = (*BODY_ERRORS, 429, 504)
 READ_ERRORS = (431, 500)
+KSERVE_ERRORS = (400, 404, 408, 413, 415, 429, 431, 500, 501, 503, 504)
 TGI_ERRORS = (400, 404, 408, 413, 415, 422, 424, 429, 431, 500, 503, 504)
 
 Responses = dict[int | str, dict[str, Any]]

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import uvicorn
 
-from rayinfer.metrics import ServiceMetrics
+from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.servers.app import ServedModel, build_app
 from rayinfer.tokenization.chat_template import ChatTemplate
 from rayinfer.tokenization.tokenizer import Tokenizer

@@ -1,7 +1,6 @@
 """One Ray cluster and one application with two tiny models for the whole session; special cases deploy beside it."""
 
 import contextlib
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from ray import serve  # noqa: E402
 from rayinfer_deployments.app_args import llm_app_args  # noqa: E402
 from rayinfer_deployments.applications import build_llm_app  # noqa: E402
 from rayinfer_deployments.operations.service_startup import LOGGING  # noqa: E402
+from support.faults.cli_processes import free_port  # noqa: E402
 from support.services.polling import wait_until  # noqa: E402
 from support.services.service_client import ServiceClient  # noqa: E402
 from support.tiny_models.tiny_checkpoints import make_tiny_llama  # noqa: E402
@@ -29,9 +29,7 @@ SMALL = {"num_cpus": 0.1, "num_threads": 1, "drain_timeout_s": 5.0}  # of a mach
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[str]:
     """Start Ray and Serve; yields the address under which all applications answer, and ends both."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=128 * 2**20, log_to_driver=False)
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
@@ -76,8 +74,14 @@ def deploy(cluster: str) -> Deploy:
 
 
 @pytest.fixture(scope="session")
-def service(deploy: Deploy, tiny_models: dict[str, Path]) -> Iterator[ServiceClient]:
-    """Two models behind one address."""
+def grpc_port() -> int:
+    """The port of the shared service's gRPC."""
+    return free_port()
+
+
+@pytest.fixture(scope="session")
+def service(deploy: Deploy, tiny_models: dict[str, Path], grpc_port: int) -> Iterator[ServiceClient]:
+    """Two models behind one address, and the example models beside them."""
     models = [{"name": name, "model": str(folder), "num_kv_blocks": 4096} for name, folder in tiny_models.items()]
-    with deploy("service", models, enable_engine_control=True) as client:
+    with deploy("service", models, enable_engine_control=True, with_examples=True, grpc_port=grpc_port) as client:
         yield client

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,8 @@ from rayinfer_deployments.cli.terminal import QuietTerminal
 from rayinfer_deployments.cluster.haproxy_files import haproxy_files
 from rayinfer_deployments.cluster.ray_environment import THROUGHPUT_SETTINGS, Profile, set_ray_settings
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS
+
+MAX_PORT = 65535
 
 Models = Annotated[
     list[str] | None,
@@ -63,6 +66,15 @@ EngineControl = Annotated[
 PerAddress = Annotated[int, typer.Option(min=1, help="connections from one address")]
 IdleConnections = Annotated[int, typer.Option(min=1, help="connections without a request; the oldest are closed first")]
 UnfinishedRequests = Annotated[int, typer.Option(min=1, help="requests with an incomplete head or body")]
+GrpcPort = Annotated[
+    int | None,
+    typer.Option(
+        min=0, max=65535, help="port of gRPC; 0: none (default: the one after --port, 8001, where that is free)"
+    ),
+]
+WithExamples = Annotated[
+    bool, typer.Option("--with-examples", help="serve the tensor models simple and identity as well")
+]
 Host = Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 accepts other machines")]
 Replicas = Annotated[str | None, typer.Option(help="number of engines: N, or MIN:MAX to follow the load (default: 1)")]
 TrustTenantHeader = Annotated[
@@ -84,6 +96,7 @@ PrioritizeEngines = Annotated[
 def serve(
     model: Models = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="port of the API")] = 8000,
+    grpc_port: GrpcPort = None,
     host: Host = "127.0.0.1",
     replicas: Replicas = None,
     autoscaling: AutoscalingFile = None,
@@ -106,6 +119,7 @@ def serve(
     trace_requests: Annotated[bool, typer.Option(help="keep the events of each request for ten minutes")] = True,
     trust_tenant_header: TrustTenantHeader = False,
     enable_engine_control: EngineControl = False,
+    with_examples: WithExamples = False,
     prioritize_engines: PrioritizeEngines = True,
     engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
 ) -> None:
@@ -116,6 +130,7 @@ def serve(
         models=_named_models(model or [DEFAULT_MODEL], name),
         host=host,
         port=port,
+        grpc_port=grpc_port,
         engines=engines_asked_for(replicas, autoscaling),
         routers=routers,
         profile=profile,
@@ -129,6 +144,7 @@ def serve(
             "trust_tenant_header": trust_tenant_header,
             "trust_request_chat_template": trust_request_chat_template,
             "request_limits": checked_request_limits(limits_in_file).model_dump(),
+            "with_examples": with_examples,
             "max_connections": max_connections,
             "max_connections_per_address": max_connections_per_address,
             "max_idle_connections": max_idle_connections,
@@ -147,11 +163,12 @@ def _start(service: Service) -> None:
     # After the environment is set: these import Ray, which reads it.
     from rayinfer.models.checkpoints.sources import resolve_model
     from rayinfer.models.generation_config import default_sampling_params
-    from rayinfer_deployments.cli.serve import check_port_is_free
+    from rayinfer_deployments.cli.serve import check_port_is_free, choose_grpc_port
 
     configs = [engine_config(model=model, **service.settings) for model in service.models.values()]
     router_limits(service.limits)
     check_port_is_free(service.host, service.port)
+    service = replace(service, grpc_port=choose_grpc_port(service))
     folders = {name: resolve_model(model) for name, model in service.models.items()}
     for config, folder in zip(configs, folders.values(), strict=True):
         default_sampling_params(config, folder)  # an engine would find errors only after Ray's start
@@ -187,7 +204,29 @@ def _split_name(given: str) -> tuple[str, str]:
     return (model, name) if equals else (given, given)
 
 
-def check_port_is_free(host: str, port: int) -> None:
+def choose_grpc_port(service: Service) -> int | None:
+    """Return the port of gRPC: the one asked for, or the next after the service's; None for none.
+
+    Raises RayinferError when another process has the one asked for. Routers in a cluster that is attached to may be on
+    other nodes: without being asked for they open no port there.
+    """
+    if service.grpc_port is not None:
+        if service.grpc_port == service.port:
+            raise RayinferError(f"--grpc-port and --port must differ, got {service.port} for both")
+        if service.grpc_port:
+            check_port_is_free(service.host, service.grpc_port, option="--grpc-port")
+        return service.grpc_port or None
+    next_port = service.port + 1
+    if service.ray_address is not None or next_port > MAX_PORT:
+        return None
+    try:
+        check_port_is_free(service.host, next_port)
+    except RayinferError:
+        return None
+    return next_port
+
+
+def check_port_is_free(host: str, port: int, *, option: str = "--port") -> None:
     """Raise RayinferError when another process has the port.
 
     Serve shares ports: without this check two services would answer alternately.
@@ -198,5 +237,5 @@ def check_port_is_free(host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address[4])
     except OSError as error:
-        option = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        option = option if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
         raise RayinferError(f"cannot listen on {host}:{port}: {error.strerror}; choose another {option}") from None

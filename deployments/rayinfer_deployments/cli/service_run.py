@@ -43,6 +43,7 @@ class Service:
     models: dict[str, str]  # by their names in the API
     host: str
     port: int
+    grpc_port: int | None
     engines: dict[str, Any]  # how many, as a model's settings
     routers: int
     profile: Profile
@@ -131,7 +132,9 @@ def _prepare(service: Service, folders: Mapping[str, Path]) -> Prepared:
     for folder in folders.values():
         check_folder(folder)
     listens_itself = service.ray_address is None and not service.has_haproxy
-    listen = {"listen_host": service.host, "listen_port": service.port} if listens_itself else {}
+    listen: dict[str, Any] = {"listen_host": service.host, "grpc_port": service.grpc_port}
+    if listens_itself:
+        listen["listen_port"] = service.port
     models = [
         {"name": name, "model": str(folder), **service.engines, **service.settings} for name, folder in folders.items()
     ]
@@ -252,6 +255,8 @@ def _announce(service: Service, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    if service.grpc_port is not None:
+        console.print(f"gRPC at {service.host}:{service.grpc_port}", markup=False, highlight=False, soft_wrap=True)
     for line in _described(service):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     command = (

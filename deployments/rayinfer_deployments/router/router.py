@@ -22,6 +22,12 @@ from rayinfer.routing.dispatch import ENGINE_WAIT_S, Dispatcher
 from rayinfer.routing.first_tokens import FirstTokens
 from rayinfer.routing.limits import RouterLimits, router_limits
 from rayinfer.servers.app import build_app
+from rayinfer.servers.caller import Caller, caller_of_headers
+from rayinfer.servers.generation.service import GenerationService
+from rayinfer.servers.kserve.example_models import example_models
+from rayinfer.servers.kserve.grpc.server import GrpcLimits, GrpcServer
+from rayinfer.servers.kserve.inference import InferenceService
+from rayinfer.servers.kserve.repository import ModelRepository
 from rayinfer.servers.request_limits import DEFAULT_REQUEST_LIMITS, RequestLimits
 from rayinfer.servers.served_model import ServedModel, find_model
 from rayinfer.tokenization.chat_template import ChatTemplate, renderer
@@ -75,7 +81,7 @@ class RouterReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListenAddress:
-    """Address of a router's own HTTP server, in place of Serve's proxy."""
+    """Address of a router's own HTTP server, in place of Serve's proxy, or of its gRPC server."""
 
     host: str
     port: int
@@ -96,11 +102,14 @@ class Router:
         trust_tenant_header: bool = False,
         request_limits: RequestLimits = DEFAULT_REQUEST_LIMITS,
         trust_request_chat_template: bool = False,
+        with_examples: bool = False,
         listen_on: ListenAddress | None = None,
+        grpc_on: ListenAddress | None = None,
         connection_limits: ConnectionLimits = DEFAULT_CONNECTION_LIMITS,
         drain_timeout_s: float = 0.0,
     ) -> None:
         self._http_server: HttpServer | None = None  # before anything fails: Serve calls __del__ then, too
+        self._grpc_server: GrpcServer | None = None
         self._dispatchers: list[Dispatcher] = []
         self._following: list[asyncio.Task[None]] = []
         log_to_serve()
@@ -119,6 +128,10 @@ class Router:
         self._sibling_metrics = SiblingMetrics(self._router_id)
         self._reconcilers: list[EngineReconciler] = []
         self._models = {model.name: await self._serve_model(model) for model in models}
+        self._kserve = InferenceService(
+            GenerationService(self._models, request_timeout_s, self._traces, request_limits),
+            ModelRepository(self._models, example_models() if with_examples else ()),
+        )
         await asyncio.to_thread(renderer)  # the first chat should not wait for it
         # A router that replaces another, or joins others, has to answer as soon as clients reach it.
         waits_s = [CATCH_UP_S if model.scaling is None else FIRST_ENGINE_S for model in models]
@@ -129,6 +142,9 @@ class Router:
         if listen_on is not None:
             app = self._build_app(echoes_request_id=True)
             self._http_server = HttpServer(app, listen_on.host, listen_on.port, limits=connection_limits)
+        if grpc_on is not None:
+            self._grpc_server = self._build_grpc_server(grpc_on, connection_limits)
+            await self._grpc_server.start()
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """Apply other limits at once, with streams open; invalid ones are logged as an error and change nothing.
@@ -187,12 +203,23 @@ class Router:
             other_metrics=self._sibling_metrics.latest,
             request_limits=self._request_limits,
             trusts_request_chat_template=self._trust_request_chat_template,
+            kserve=self._kserve,
+        )
+
+    def _build_grpc_server(self, address: ListenAddress, limits: ConnectionLimits) -> GrpcServer:
+        return GrpcServer(
+            self._kserve,
+            self._metrics,
+            address.host,
+            address.port,
+            limits=GrpcLimits(max_message_bytes=self._max_body_bytes, max_connections=limits.max_connections),
+            identify=lambda headers, _: caller_of_headers(headers) if self._trust_tenant_header else Caller(),
         )
 
     async def __del__(self) -> None:
-        """Disconnect from the engines; Serve has drained requests, except those on the router's own port."""
-        if self._http_server is not None:
-            await self._http_server.close(self._drain_timeout_s)
+        """Disconnect from the engines; Serve has drained requests, except those on the router's own ports."""
+        servers = [server for server in (self._http_server, self._grpc_server) if server is not None]
+        await asyncio.gather(*(server.close(self._drain_timeout_s) for server in servers))
         for task in self._following:
             task.cancel()
         await asyncio.gather(*(dispatcher.close() for dispatcher in self._dispatchers))

@@ -13,7 +13,7 @@ from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.caller import RequestContext
 from rayinfer.servers.generation.prompt_outputs import PromptLists, PromptOutput, generate_outputs
 from rayinfer.servers.json_body import LONG_BODY_BYTES, LongBodies, decode_object, read_body
-from rayinfer.servers.request_limits import RequestLimits
+from rayinfer.servers.request_limits import DEFAULT_REQUEST_LIMITS, RequestLimits
 from rayinfer.servers.served_model import ServedModel
 from rayinfer.traces.trace_store import TraceStore
 
@@ -42,7 +42,7 @@ class GenerationService:
         models: Mapping[str, ServedModel],
         request_timeout_s: float | None,
         traces: TraceStore | None,
-        limits: RequestLimits,
+        limits: RequestLimits = DEFAULT_REQUEST_LIMITS,
     ) -> None:
         self.models = models
         self.limits = limits
@@ -57,14 +57,29 @@ class GenerationService:
         That runs in a thread where it may take more than a few milliseconds: schemas, templates and tokenizers work in
         proportion to the body; each forbidden word is tokenized three times, and a client's template may do anything.
         """
-        raw = await read_body(request)
-        if len(raw) > LONG_BODY_BYTES:
+        return await self.prepare_json(await read_body(request), prepare)
+
+    async def prepare_json(
+        self, raw: bytes, prepare: Callable[[dict[str, Any]], Prepared], *, num_more_bytes: int = 0
+    ) -> Prepared:
+        """Do the same for JSON that was read already, with so many other bytes behind it; raises RequestError."""
+        if len(raw) + num_more_bytes > LONG_BODY_BYTES:
             return await self._long_bodies.prepare(raw, prepare)
         body = decode_object(raw)
         # Looked up in what was decoded, as a name may be written with escapes.
         if any(body.get(field) for field in _SLOW_FIELDS):
             return await self._long_bodies.prepare(raw, prepare)
         return prepare(body)
+
+    async def prepare_other(self, work: Callable[[], Prepared], num_bytes: int) -> Prepared:
+        """Do the same for a request of so many bytes that is not JSON; raises RequestError."""
+        return await self._long_bodies.run(work, num_bytes) if num_bytes > LONG_BODY_BYTES else work()
+
+    def remaining_s(self, context: RequestContext, own_s: float | None) -> float | None:
+        """Return the time that a request has left, by its own limit and the service's; None for no limit."""
+        elapsed_s = max(0.0, time.time() - context.identity.received_s)
+        own_s = None if own_s is None else max(0.0, own_s - elapsed_s)
+        return min((each for each in (own_s, self._request_timeout_s) if each is not None), default=None)
 
     def start(
         self, context: RequestContext, generation: PreparedGeneration, response_id: str
@@ -99,15 +114,14 @@ class GenerationService:
 
     def _requests(self, context: RequestContext, generation: PreparedGeneration) -> list[GenerationRequest]:
         """Make one request of each prompt."""
-        elapsed_s = max(0.0, time.time() - context.identity.received_s)
-        own_s = None if generation.timeout_s is None else max(0.0, generation.timeout_s - elapsed_s)
+        timeout_s = self.remaining_s(context, generation.timeout_s)
         return [
             GenerationRequest(
                 request_id=uuid.uuid4().hex,  # ours: two clients may choose the same name
                 prompt_token_ids=prompt,
                 sampling_params=generation.params,
                 priority=generation.priority,
-                timeout_s=min((each for each in (own_s, self._request_timeout_s) if each is not None), default=None),
+                timeout_s=timeout_s,
                 tenant=context.caller.tenant,
                 cache_salt=generation.cache_salt or context.caller.cache_salt,
                 trace=self._traces is not None,

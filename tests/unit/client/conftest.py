@@ -2,9 +2,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from rayinfer.metrics import ServiceMetrics
+from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import EngineState
 from rayinfer.protocols import GetState, Pause, Resume
 from rayinfer.servers.app import ServedModel, build_app
@@ -51,6 +50,6 @@ def address(generator: FakeGenerator, tokenizer_folder: Path) -> Iterator[str]:
         created=1,
         engines=FakeEngines(),
     )
-    app = build_app({"org/tiny": model}, ServiceMetrics(CollectorRegistry()), enable_engine_control=True)
+    app = build_app({"org/tiny": model}, ServiceMetrics(), enable_engine_control=True)
     with served(app) as address:
         yield address

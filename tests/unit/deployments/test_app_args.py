@@ -33,6 +33,11 @@ def test_what_is_left_out_or_null_is_still_open_where_the_engine_is_built():
         ({"models": [{"model": "m", "num_replicas": 0}]}, r"models\.0\.num_replicas: .* greater than or equal to 1"),
         ({"models": []}, r"models: .* at least 1 item"),
         ({"models": [{"model": "a/m"}, {"model": "a/m"}]}, r"a name of its own, got twice: a/m"),
+        ({"models": [{"model": "simple"}], "with_examples": True}, r"with_examples has a model 'simple' of its own"),
+        (
+            {"models": [{"model": "m"}], "grpc_port": 7, "listen_port": 7},
+            r"grpc_port and listen_port must differ, got 7",
+        ),
         ({"models": [{"model": "m", "block_size": 7}]}, r"models\.0\.block_size: "),
     ],
 )

@@ -1,0 +1,1 @@
+"""REST side of KServe's protocols."""

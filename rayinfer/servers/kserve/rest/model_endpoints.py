@@ -1,0 +1,112 @@
+"""Endpoints about the server, its models and its settings."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import Response
+
+from rayinfer.errors import InvalidParameter, NotSupported
+from rayinfer.servers.error_responses import json_response
+from rayinfer.servers.json_body import decode_object
+from rayinfer.servers.kserve.infer_request import SHARED_MEMORY_MESSAGE
+from rayinfer.servers.kserve.inference import InferenceService
+from rayinfer.servers.kserve.model_descriptions import (
+    LOG_SETTINGS,
+    TRACE_SETTINGS,
+    model_config,
+    model_metadata,
+    server_metadata,
+)
+from rayinfer.servers.kserve.repository import VERSION
+from rayinfer.servers.kserve.rest.infer_body import read_json_body
+
+
+class ModelEndpoints:
+    """The paths that describe the server and its models."""
+
+    def __init__(self, service: InferenceService, max_body_bytes: int) -> None:
+        self._repository = service.repository
+        self._statistics = service.statistics
+        self._max_body_bytes = max_body_bytes
+
+    async def live(self) -> Response:
+        """GET /v2/health/live."""
+        return _answer({"live": True})
+
+    async def ready(self) -> Response:
+        """GET /v2/health/ready."""
+        self._repository.check_all_ready()
+        return _answer({"ready": True})
+
+    async def server(self) -> Response:
+        """GET /v2."""
+        return _answer(server_metadata())
+
+    async def metadata(self, name: str, version: str = "") -> Response:
+        """GET /v2/models/{name}."""
+        return _answer(model_metadata(self._repository.find(name, version)))
+
+    async def config(self, name: str, version: str = "") -> Response:
+        """GET /v2/models/{name}/config."""
+        return _answer(model_config(self._repository.find(name, version)))
+
+    async def model_ready(self, name: str, version: str = "") -> Response:
+        """GET /v2/models/{name}/ready."""
+        self._repository.find_ready(name, version)
+        return _answer({"name": name, "ready": True})
+
+    async def statistics(self, name: str = "", version: str = "") -> Response:
+        """GET /v2/models/stats, and of one model."""
+        names = [self._repository.find(name, version).name] if name else self._repository.names()
+        return _answer({"model_stats": [self._statistics.of(each).as_dict(each, VERSION) for each in names]})
+
+    async def index(self, request: Request) -> Response:
+        """POST /v2/repository/index."""
+        only_ready = (await self._read(request)).get("ready")
+        if not isinstance(only_ready, bool | None):
+            raise InvalidParameter("ready must be true or false", "ready")
+        entries = list(self._repository.index(only_ready=bool(only_ready)))
+        return json_response(json.dumps(entries, ensure_ascii=False).encode())
+
+    async def load(self, request: Request, name: str) -> Response:
+        """POST /v2/repository/models/{name}/load."""
+        parameters = (await self._read(request)).get("parameters") or {}
+        if not isinstance(parameters, dict):
+            raise InvalidParameter("parameters must be an object", "parameters")
+        self._repository.load(name, parameters)
+        return _answer({})
+
+    async def unload(self, request: Request, name: str) -> Response:
+        """POST /v2/repository/models/{name}/unload."""
+        await self._read(request)
+        self._repository.unload(name)
+        return _answer({})
+
+    async def trace_settings(self, request: Request, name: str = "") -> Response:
+        """GET and POST /v2/trace/setting, and of one model."""
+        if name:
+            self._repository.find(name)
+        return await self._settings(request, TRACE_SETTINGS, "Trace settings")
+
+    async def log_settings(self, request: Request) -> Response:
+        """GET and POST /v2/logging."""
+        return await self._settings(request, LOG_SETTINGS, "Logging settings")
+
+    async def refuse_shared_memory(self) -> Response:
+        """Any path of shared memory."""
+        raise NotSupported(SHARED_MEMORY_MESSAGE)
+
+    async def _settings(self, request: Request, settings: Mapping[str, Any], title: str) -> Response:
+        if request.method == "POST" and await self._read(request):
+            raise NotSupported(f"{title} are read-only.")
+        return _answer(settings)
+
+    async def _read(self, request: Request) -> dict[str, Any]:
+        raw = await read_json_body(request, self._max_body_bytes)
+        return decode_object(raw) if raw.strip() else {}
+
+
+def _answer(body: Mapping[str, Any]) -> Response:
+    return json_response(json.dumps(body, ensure_ascii=False).encode())
