@@ -220,6 +220,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "rayinfer"
 
 
+def environment_api_keys() -> list[str]:
+    """Return the API keys in RAYINFER_API_KEYS, which commas or white space separate."""
+    return os.environ.get("RAYINFER_API_KEYS", "").replace(",", " ").split()
+
+
 def packed_cache_bytes() -> int:
     """Most bytes of packed weights in the cache folder; raises ConfigError for a setting that is no number."""
     setting = os.environ.get("RAYINFER_PACKED_CACHE_GIB", "")

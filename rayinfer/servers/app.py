@@ -2,18 +2,25 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from importlib.metadata import version as installed_version
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from rayinfer import metrics as service_metrics
+from rayinfer.access.access_control import AccessControl
+from rayinfer.access.rate_limits import RATE_LIMIT_HEADERS
 from rayinfer.errors import InvalidParameter, RayinferError
 from rayinfer.metrics import ServiceMetrics
+from rayinfer.servers.access.access_log import AccessLog
+from rayinfer.servers.access.middleware import AccessMiddleware
+from rayinfer.servers.access.usage import add_usage_routes
 from rayinfer.servers.caller import trust_tenant_header
 from rayinfer.servers.engine_control import add_engine_control_routes
 from rayinfer.servers.error_formats import error_format_of
@@ -26,6 +33,12 @@ from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, RequestBound
 from rayinfer.servers.served_model import ServedModel as ServedModel
 from rayinfer.servers.traces import add_trace_routes
 from rayinfer.traces.trace_store import TraceStore
+
+CORS_OPTIONS: dict[str, Any] = {
+    "allow_methods": ["GET", "POST"],
+    "allow_headers": ["*"],
+    "expose_headers": ["x-request-id", "retry-after", *RATE_LIMIT_HEADERS],
+}
 
 logger = logging.getLogger(__name__)
 
@@ -40,23 +53,34 @@ def build_app(
     echoes_request_id: bool = True,
     enable_engine_control: bool = False,
     trusts_tenant_header: bool = False,
+    access: AccessControl | None = None,
+    access_log: AccessLog | None = None,
+    price_per_engine_hour: float = 0.0,
+    cors_origins: Sequence[str] = (),
 ) -> FastAPI:
     """Build the application over `models`, a mapping that may be filled and change while it serves.
 
     Requests are traced if there are `traces` to keep them in, shared with the generators. A proxy that puts
     `x-request-id` on every answer itself, as Ray Serve's does, wants `echoes_request_id=False`. With
-    `trusts_tenant_header`, all clients must come through a gateway that sets it.
+    `trusts_tenant_header`, all clients must come through a gateway that sets it. With `access`, all but `open_paths.py`
+    needs a key. Web pages of `cors_origins` may use the service.
     """
     app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False)
     trust_tenant_header(app, trusts_tenant_header)
     bounds = RequestBounds(max_body_bytes=max_body_bytes)
     app.add_middleware(LoadShedding, models=models, metrics=metrics, paths=generation_paths())
+    if access is not None or access_log is not None:
+        app.add_middleware(AccessMiddleware, access=access, metrics=metrics, log=access_log)
+    if cors_origins:
+        app.add_middleware(CORSMiddleware, allow_origins=list(cors_origins), **CORS_OPTIONS)
     app.add_middleware(RequestBoundary, metrics=metrics, bounds=bounds, echoes_request_id=echoes_request_id)
     _add_error_handlers(app, metrics)
     # Paths are looked through in this order, so those that are asked most come first.
-    add_openai_routes(app, GenerationService(models, request_timeout_s, traces))
+    add_openai_routes(app, GenerationService(models, request_timeout_s, traces, access))
     _add_service_routes(app, models, metrics)
     add_trace_routes(app, traces)
+    if access is not None:
+        add_usage_routes(app, access, price_per_engine_hour)
     if enable_engine_control:
         add_engine_control_routes(app, models)
     return app

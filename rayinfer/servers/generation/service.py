@@ -2,15 +2,20 @@
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastapi import Request
 
+from rayinfer.access.access_control import AccessControl
+from rayinfer.access.generation_usage import EngineClock, GenerationUsage
+from rayinfer.errors import UnknownModel
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
-from rayinfer.servers.caller import RequestContext
+from rayinfer.servers.caller import RequestContext, caller_of, hide_other_models
+from rayinfer.servers.generation.key_limits import within_key_limits
 from rayinfer.servers.generation.prompt_outputs import PromptOutput, generate_outputs
 from rayinfer.servers.json_body import LONG_BODY_BYTES, LongBodies, decode_object, read_body
 from rayinfer.servers.served_model import ServedModel
@@ -35,9 +40,14 @@ class GenerationService:
     """Preparation and start of generations over the models in a mapping that may change while we serve."""
 
     def __init__(
-        self, models: Mapping[str, ServedModel], request_timeout_s: float | None, traces: TraceStore | None
+        self,
+        models: Mapping[str, ServedModel],
+        request_timeout_s: float | None,
+        traces: TraceStore | None,
+        access: AccessControl | None = None,
     ) -> None:
         self.models = models
+        self._access = access
         self._request_timeout_s = request_timeout_s
         self._traces = traces
         self._long_bodies = LongBodies()
@@ -49,9 +59,12 @@ class GenerationService:
         proportion to the body; each forbidden word is tokenised three times.
         """
         raw = await read_body(request)
-        if len(raw) > LONG_BODY_BYTES or b"bad_words" in raw:
-            return await self._long_bodies.prepare(raw, prepare)
-        return prepare(decode_object(raw))
+        try:
+            if len(raw) > LONG_BODY_BYTES or b"bad_words" in raw:
+                return await self._long_bodies.prepare(raw, prepare)
+            return prepare(decode_object(raw))
+        except UnknownModel as error:
+            raise hide_other_models(error, caller_of(request)) from None
 
     def start(
         self, context: RequestContext, generation: PreparedGeneration, response_id: str
@@ -60,6 +73,46 @@ class GenerationService:
 
         Raises RequestError and Unavailable at once, or with the first output.
         """
+        if self._access is None and context.record is None:
+            return self._start(context, generation, response_id)
+        return self._start_counted(context, generation, response_id)
+
+    async def _start_counted(
+        self, context: RequestContext, generation: PreparedGeneration, response_id: str
+    ) -> AsyncGenerator[PromptOutput, None]:
+        """Start a generation within the limits of the caller's key, and count its tokens until it ends."""
+        generation = within_key_limits(context.caller, generation)
+        with self._admitted(context, generation, response_id) as usage:
+            async with aclosing(self._start(context, generation, response_id)) as outputs:
+                async for output in outputs:
+                    usage.add(output.prompt, output.output)
+                    yield output
+
+    @contextmanager
+    def _admitted(
+        self, context: RequestContext, generation: PreparedGeneration, response_id: str
+    ) -> Iterator[GenerationUsage]:
+        """Hold the caller's place for a generation, and record its usage."""
+        name, prompts = generation.model.name, generation.prompts
+        if self._access is None:
+            held: AbstractContextManager[GenerationUsage] = nullcontext(
+                GenerationUsage("", name, prompts, EngineClock())
+            )
+        else:
+            held = self._access.admit(context.caller, name, prompts)
+        with held as usage:
+            if context.record is not None:
+                context.record.usage = usage
+            try:
+                yield usage
+            finally:
+                if context.record is not None and self._traces is not None:
+                    of_response = (context.identity.name, context.caller.tenant, response_id)
+                    context.record.dispatched_s = self._traces.dispatched_s(*of_response)
+
+    def _start(
+        self, context: RequestContext, generation: PreparedGeneration, response_id: str
+    ) -> AsyncGenerator[PromptOutput, None]:
         requests = self._requests(context, generation)
         if self._traces is not None:
             self._traces.open(

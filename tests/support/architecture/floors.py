@@ -22,7 +22,14 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.traces",
         "rayinfer.wire",
     ),
-    ("rayinfer.layers", "rayinfer.decoding", "rayinfer.kv_cache", "rayinfer.protocols", "rayinfer.credits"),
+    (
+        "rayinfer.layers",
+        "rayinfer.decoding",
+        "rayinfer.kv_cache",
+        "rayinfer.protocols",
+        "rayinfer.credits",
+        "rayinfer.access",
+    ),
     (
         "rayinfer.models",
         "rayinfer.adapters",
@@ -72,6 +79,7 @@ TORCH_FREE_ROOMS = (
     "rayinfer.transport",
     "rayinfer.tokenization",
     "rayinfer.traces",
+    "rayinfer.access",
 )
 TORCH_FREE_MODULES = (
     "rayinfer",
