@@ -171,6 +171,8 @@ class EngineStats:
     cached_prompt_tokens_total: int = 0
     num_preemptions_total: int = 0
     num_steps_total: int = 0
+    step_tokens: list[int] = field(default_factory=list)  # steps by their number of tokens, in `STEP_TOKENS`' buckets
+    step_tokens_total: int = 0
     requests_finished_total: dict[str, int] = field(default_factory=dict)  # by finish reason
     credits: Credits = NO_BOUNDS  # of each router that listens
     stage_idle_shares: list[float] = field(default_factory=list)  # of the time with work so far, by stage of a pipeline

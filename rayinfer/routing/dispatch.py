@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rayinfer.errors import EngineDead, EngineLeaving, NotReady, QueueFull
 from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
-from rayinfer.metrics import ServiceMetrics
+from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import EngineState, FinishReason, RequestOutput, TraceEvent
 from rayinfer.protocols import EngineRequestId, GenerationRequest, ModelDescription, ServiceStatus
 from rayinfer.routing.admission import AdmissionControl, AdmissionSlot
@@ -136,7 +136,11 @@ class Dispatcher:
         """
         request = prepare(request, self.describe(), self._admission.limits)
         num_prompt_tokens, num_tokens = len(request.prompt_token_ids), cost_of(request).num_tokens
-        slot = self._admission.admit(request.tenant, num_tokens, self.engines.num_cache_tokens, num_prompt_tokens)
+        try:
+            slot = self._admission.admit(request.tenant, num_tokens, self.engines.num_cache_tokens, num_prompt_tokens)
+        except QueueFull:
+            self._metrics.request_rejected(self._model_name, "queue_full")
+            raise
         return self._run_with_migration(request, slot)
 
     async def _run_with_migration(
@@ -155,6 +159,7 @@ class Dispatcher:
                     timers.record(ended := stream.fail("timeout"))
                     yield ended
                     break
+                timers.record_dispatch()
                 try:
                     while not stream.is_finished:
                         if (output := await self._next_output(run, attempt)) is not None:

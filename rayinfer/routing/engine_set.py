@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rayinfer.errors import EngineDead, EngineLeaving, NotReady
 from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
-from rayinfer.metrics import ServiceMetrics
+from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import EngineState, StepMessage, TraceEvent
 from rayinfer.protocols import EngineClient, ModelDescription
 from rayinfer.routing.engine_choice import Candidate, RequestCost, choose
@@ -93,6 +93,7 @@ class EngineSet:
         self._update_members()
         self.prefixes.add_engine(name)
         self._metrics.set_engine_stats(self._model_name, name, link.stats)
+        self._metrics.set_engine_config(self._model_name, name, _cache_config(description))
         for other in list(self.links.values()):
             if other.is_draining:
                 self._migrate_streams(other)
@@ -283,3 +284,8 @@ def _reason(chosen: Candidate, candidates: Sequence[Candidate]) -> str:
         return "only"
     cached = [candidate.num_cached_tokens for candidate in candidates]
     return "prefix" if min(cached) < max(cached) == chosen.num_cached_tokens else "load"
+
+
+def _cache_config(description: ModelDescription) -> dict[str, str]:
+    """Return the labels of vLLM's `cache_config_info`, under its names."""
+    return {"block_size": str(description.block_size), "num_gpu_blocks": str(description.kv_blocks_total)}

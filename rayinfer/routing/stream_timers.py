@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from rayinfer.metrics import RequestTimer, ServiceMetrics
+from rayinfer.metrics.request_timer import RequestTimer
+from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import FinishReason, RequestOutput
 from rayinfer.protocols import GenerationRequest
 
@@ -21,11 +22,16 @@ class StreamTimers:
         *,
         on_end: Callable[[int, FinishReason], None] | None = None,
     ) -> None:
+        self._metrics = metrics
+        self._model_name = model_name
         self._on_end = on_end
+        self._num_tokens: list[int] = []  # of the choices that have ended
+        params = request.sampling_params
+        metrics.request_params(model_name, n=params.n, max_tokens=params.max_tokens)
         self._running: dict[int, RequestTimer] = {
             # The choices share one prompt, so the first alone counts its tokens.
             choice: metrics.request_started(model_name, len(request.prompt_token_ids) if choice == 0 else 0)
-            for choice in range(request.sampling_params.n)
+            for choice in range(params.n)
         }
 
     def record(self, output: RequestOutput) -> None:
@@ -34,7 +40,7 @@ class StreamTimers:
             timer = self._running.get(completion.index)
             if timer is None:
                 continue
-            timer.tokens(len(completion.token_ids))
+            timer.tokens(len(completion.token_ids), output.num_cached_tokens)
             if completion.finish_reason is not None:
                 self.finish(completion.index, completion.finish_reason)
 
@@ -43,10 +49,18 @@ class StreamTimers:
         for timer in self._running.values():
             timer.record_engine_change()
 
+    def record_dispatch(self) -> None:
+        """Record that an engine has accepted the choices that have not ended."""
+        for timer in self._running.values():
+            timer.record_dispatch()
+
     def finish(self, choice: int, reason: FinishReason) -> None:
         """Record the end of one choice."""
         if timer := self._running.pop(choice, None):
             timer.finished(reason)
+            self._num_tokens.append(timer.num_tokens)
+            if not self._running:
+                self._metrics.request_ended(self._model_name, self._num_tokens)
             if self._on_end is not None:
                 self._on_end(choice, reason)
 

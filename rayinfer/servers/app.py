@@ -1,8 +1,9 @@
 """The HTTP application: OpenAI's paths, the service's own, and one envelope for every error."""
 
+import asyncio
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from importlib.metadata import version as installed_version
 from typing import Any
@@ -13,11 +14,11 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from rayinfer import metrics as service_metrics
 from rayinfer.access.access_control import AccessControl
 from rayinfer.access.rate_limits import RATE_LIMIT_HEADERS
 from rayinfer.errors import InvalidParameter, RayinferError
-from rayinfer.metrics import ServiceMetrics
+from rayinfer.metrics.families import MetricsSnapshot
+from rayinfer.metrics.service_metrics import CONTENT_TYPE, ServiceMetrics
 from rayinfer.servers.access.access_log import AccessLog
 from rayinfer.servers.access.middleware import AccessMiddleware
 from rayinfer.servers.access.usage import add_usage_routes
@@ -42,6 +43,8 @@ CORS_OPTIONS: dict[str, Any] = {
 
 logger = logging.getLogger(__name__)
 
+OtherMetrics = Callable[[], Awaitable[Sequence[MetricsSnapshot]]]
+
 
 def build_app(
     models: Mapping[str, ServedModel],
@@ -57,13 +60,15 @@ def build_app(
     access_log: AccessLog | None = None,
     price_per_engine_hour: float = 0.0,
     cors_origins: Sequence[str] = (),
+    other_metrics: OtherMetrics | None = None,
 ) -> FastAPI:
     """Build the application over `models`, a mapping that may be filled and change while it serves.
 
     Requests are traced if there are `traces` to keep them in, shared with the generators. A proxy that puts
-    `x-request-id` on every answer itself, as Ray Serve's does, wants `echoes_request_id=False`. With
-    `trusts_tenant_header`, all clients must come through a gateway that sets it. With `access`, all but `open_paths.py`
-    needs a key. Web pages of `cors_origins` may use the service.
+    `x-request-id` on every answer itself, as Ray Serve's does, wants `echoes_request_id=False`. `other_metrics`
+    returns the metrics of the other routers behind this address. With `trusts_tenant_header`, all clients must come
+    through a gateway that sets it. With `access`, all but `open_paths.py` needs a key. Web pages of `cors_origins` may
+    use the service.
     """
     app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False)
     trust_tenant_header(app, trusts_tenant_header)
@@ -77,7 +82,7 @@ def build_app(
     _add_error_handlers(app, metrics)
     # Paths are looked through in this order, so those that are asked most come first.
     add_openai_routes(app, GenerationService(models, request_timeout_s, traces, access))
-    _add_service_routes(app, models, metrics)
+    _add_service_routes(app, models, metrics, other_metrics)
     add_trace_routes(app, traces)
     if access is not None:
         add_usage_routes(app, access, price_per_engine_hour)
@@ -109,7 +114,9 @@ def _add_error_handlers(app: FastAPI, metrics: ServiceMetrics) -> None:
     app.add_exception_handler(RequestValidationError, answer_invalid)
 
 
-def _add_service_routes(app: FastAPI, models: Mapping[str, ServedModel], metrics: ServiceMetrics) -> None:
+def _add_service_routes(
+    app: FastAPI, models: Mapping[str, ServedModel], metrics: ServiceMetrics, other_metrics: OtherMetrics | None
+) -> None:
     async def health() -> Response:
         """Report that the process is alive."""
         return Response()
@@ -122,8 +129,9 @@ def _add_service_routes(app: FastAPI, models: Mapping[str, ServedModel], metrics
         return json_response(json.dumps({"ready": False, "reasons": reasons}).encode(), 503, {"Retry-After": "1"})
 
     async def render_metrics() -> Response:
-        """Return the metrics as Prometheus text."""
-        return Response(metrics.render(), headers={"Content-Type": service_metrics.CONTENT_TYPE})
+        """Return the metrics of all routers as Prometheus text."""
+        others = [] if other_metrics is None else await other_metrics()
+        return Response(await asyncio.to_thread(metrics.render, others), headers={"Content-Type": CONTENT_TYPE})
 
     async def version() -> Response:
         """Return the version."""

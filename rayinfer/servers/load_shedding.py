@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rayinfer.errors import Unavailable
-from rayinfer.metrics import ServiceMetrics
+from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.servers.error_formats import error_format_of
 from rayinfer.servers.error_responses import error_response, refusal_reason
 from rayinfer.servers.served_model import ServedModel

@@ -9,7 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rayinfer.metrics import ServiceMetrics
+from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.servers.error_formats import error_format_of
 from rayinfer.servers.error_responses import error_response, refusal_reason
 from rayinfer.servers.request_bounds import REQUEST_ID_HEADER, BoundedRequests, RequestBounds, cleaned_name

@@ -87,6 +87,32 @@ def test_a_service_answers_is_listed_and_leaves_nothing_behind(model, cache, num
         assert list((cache / "services").glob("*.json")) == []
 
 
+def test_two_models_answer_by_their_names_behind_one_port(model, cache):
+    with serving(model, f"{model}=other", *ENGINE, cache=cache) as service:
+        service.wait_for_line(f"ready: {model.name}, other")
+        listed = httpx.get(f"{service.url}/v1/models").json()["data"]
+        assert [card["id"] for card in listed] == [model.name, "other"]
+        for name in (model.name, "other"):
+            body = {"model": name, "prompt": "Once", "max_tokens": 2}
+            assert httpx.post(f"{service.url}/v1/completions", json=body, timeout=60).json()["model"] == name
+        unnamed = httpx.post(f"{service.url}/v1/completions", json={"prompt": "Once"})
+        assert (unnamed.status_code, unnamed.json()["error"]["param"]) == (400, "model")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("a", "b", "--name", "c"), "--name names one model, got 2"),
+        (("a=c", "b=c"), "two models have the name 'c'"),
+        (("a=",), "'a=' has no name"),
+    ],
+)
+def test_names_of_models_that_cannot_be_are_one_line(arguments, message, cache):
+    result = run_cli("serve", *arguments, cache=cache)
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert message in result.stderr
+
+
 @pytest.mark.faults  # half a minute
 def test_an_end_that_takes_long_is_an_end_all_the_same(model, cache):
     with serving(model, *ENGINE, "--name", "petite", "--request-timeout", 0.1, cache=cache) as service:

@@ -74,6 +74,22 @@ def test_other_limits_reach_every_router_with_streams_open_and_replace_no_proces
     assert asyncio.run(operations.limits())["ageing_s"] == 1.5
 
 
+def test_every_scrape_has_the_tokens_of_all_routers_once(operated):
+    service, _ = operated
+    before = service.metric("vllm:generation_tokens_total")
+    for _ in range(8):
+        service.text_of(model="tiny", prompt="Once", max_tokens=5, ignore_eos=True)
+    wait_until(lambda: service.metric("vllm:generation_tokens_total") == before + 40)
+    assert len(service.label_values("vllm:generation_tokens_total", "router")) == 2
+    assert service.label_values("rayinfer_router_info", "router") == service.label_values(
+        "vllm:generation_tokens_total", "router"
+    )
+    engines = service.label_values("vllm:kv_cache_usage_perc", "engine")
+    assert service.metric("vllm:cache_config_info") == len(engines) == 3
+    steps = service.metric("vllm:iteration_tokens_total_count")
+    assert 0 < steps <= service.metric("rayinfer_steps_total")
+
+
 def test_pause_and_resume_act_on_all_engines(operated):
     service, operations = operated
     assert asyncio.run(operations.control("pause")) == ["tiny", "other"]

@@ -1,8 +1,10 @@
-from prometheus_client import CollectorRegistry
+import pickle
+
 from prometheus_client.parser import text_string_to_metric_families
 
-from rayinfer.metrics import ServiceMetrics
-from rayinfer.outputs import EngineStats
+from rayinfer.metrics.families import ROUTER
+from rayinfer.metrics.service_metrics import ServiceMetrics
+from rayinfer.outputs import EngineState, EngineStats
 
 
 class Clock:
@@ -24,7 +26,7 @@ def values(metrics: ServiceMetrics) -> dict[tuple[str, tuple[str, ...]], float]:
 
 
 def test_the_names_of_vllm_are_there_before_the_first_request():
-    metrics = ServiceMetrics(CollectorRegistry())
+    metrics = ServiceMetrics()
     metrics.set_engine_stats("tiny", "engine-0", EngineStats(kv_blocks_total=8))
     names = {name for name, _ in values(metrics)}
     assert {
@@ -47,7 +49,7 @@ def test_the_names_of_vllm_are_there_before_the_first_request():
 
 def test_a_stream_is_timed_from_arrival_over_its_tokens_to_its_end():
     clock = Clock()
-    metrics = ServiceMetrics(CollectorRegistry(), clock)
+    metrics = ServiceMetrics(clock=clock)
     timer = metrics.request_started("tiny", num_prompt_tokens=7)
     clock.now_s += 0.3
     timer.tokens(1)
@@ -72,7 +74,7 @@ def test_a_stream_is_timed_from_arrival_over_its_tokens_to_its_end():
 
 def test_the_wait_for_another_engine_is_counted_by_itself():
     clock = Clock()
-    metrics = ServiceMetrics(CollectorRegistry(), clock)
+    metrics = ServiceMetrics(clock=clock)
     moving, new = (metrics.request_started("tiny", num_prompt_tokens=7) for _ in range(2))
     moving.tokens(1)
     clock.now_s += 0.5
@@ -87,7 +89,7 @@ def test_the_wait_for_another_engine_is_counted_by_itself():
 
 
 def test_a_prompt_whose_stream_never_began_is_not_counted():
-    metrics = ServiceMetrics(CollectorRegistry())
+    metrics = ServiceMetrics()
     metrics.request_started("tiny", num_prompt_tokens=7).finished("abort")
     seen = values(metrics)
     assert seen["vllm:prompt_tokens_total", ("tiny",)] == 0
@@ -96,7 +98,7 @@ def test_a_prompt_whose_stream_never_began_is_not_counted():
 
 
 def test_engine_gauges_follow_the_newest_figures_and_vanish_with_the_engine():
-    metrics = ServiceMetrics(CollectorRegistry())
+    metrics = ServiceMetrics()
     metrics.set_engine_stats("tiny", "a", EngineStats(num_running=1, kv_blocks_used=2, kv_blocks_total=8))
     metrics.set_engine_stats("tiny", "a", EngineStats(num_running=3, kv_blocks_used=6, kv_blocks_total=8))
     metrics.set_num_queued("tiny", 5)
@@ -110,34 +112,103 @@ def test_engine_gauges_follow_the_newest_figures_and_vanish_with_the_engine():
 
 
 def test_each_stage_of_a_pipeline_says_how_idle_it_is():
-    metrics = ServiceMetrics(CollectorRegistry())
+    metrics = ServiceMetrics()
     metrics.set_engine_stats("tiny", "a", EngineStats(stage_idle_shares=[0.25, 0.5]))
     metrics.set_engine_stats("tiny", "b", EngineStats())
     shares = {labels: value for (name, labels), value in values(metrics).items() if "stage_idle_share" in name}
     assert shares == {("tiny", "a", "0"): 0.25, ("tiny", "a", "1"): 0.5}
 
 
-def test_totals_of_an_engine_that_starts_again_from_zero_go_on_growing():
-    metrics = ServiceMetrics(CollectorRegistry())
-    for preemptions in (2, 5, 1, 4):  # rebuilt between 5 and 1
-        metrics.set_engine_stats("tiny", "a", EngineStats(num_preemptions_total=preemptions))
-    assert values(metrics)["vllm:num_preemptions_total", ("tiny",)] == 9
-    metrics.drop_engine("tiny", "a")
-    metrics.set_engine_stats("tiny", "a", EngineStats(num_preemptions_total=1))
-    assert values(metrics)["vllm:num_preemptions_total", ("tiny",)] == 10
-
-
-def test_two_engines_of_a_model_add_up_in_its_counters():
-    metrics = ServiceMetrics(CollectorRegistry())
-    metrics.set_engine_stats("tiny", "a", EngineStats(prompt_tokens_total=10, cached_prompt_tokens_total=4))
-    metrics.set_engine_stats("tiny", "b", EngineStats(prompt_tokens_total=20, cached_prompt_tokens_total=6))
+def test_totals_of_engines_have_a_series_each():
+    metrics = ServiceMetrics()
+    for engine, num_prompt_tokens in (("a", 10), ("b", 20), ("b", 21)):
+        stats = EngineStats(
+            prompt_tokens_total=num_prompt_tokens, cached_prompt_tokens_total=4, num_preemptions_total=2
+        )
+        metrics.set_engine_stats("tiny", engine, stats)
     seen = values(metrics)
-    assert seen["rayinfer_prefix_cache_query_tokens_total", ("tiny",)] == 30
-    assert seen["rayinfer_prefix_cache_hit_tokens_total", ("tiny",)] == 10
+    assert seen["vllm:prefix_cache_queries_total", ("tiny", "a")] == 10
+    assert seen["vllm:prefix_cache_queries_total", ("tiny", "b")] == 21
+    assert seen["vllm:prefix_cache_hits_total", ("tiny", "b")] == 4
+    assert seen["vllm:num_preemptions_total", ("tiny", "a")] == 2
+    metrics.drop_engine("tiny", "a")
+    assert ("vllm:num_preemptions_total", ("tiny", "a")) not in values(metrics)
+
+
+def test_a_requests_time_is_divided_at_dispatch_and_first_token():
+    clock = Clock()
+    metrics = ServiceMetrics(clock=clock)
+    timer = metrics.request_started("tiny", num_prompt_tokens=7)
+    clock.now_s += 1.0
+    timer.record_dispatch()
+    clock.now_s += 2.0
+    timer.tokens(1, num_cached_tokens=5)
+    timer.record_dispatch()  # it migrates: that is part of its inference
+    clock.now_s += 4.0
+    timer.tokens(2)
+    clock.now_s += 8.0
+    timer.finished("stop")
+    seen = {name: value for (name, _), value in values(metrics).items() if name.endswith(("_sum", "_total"))}
+    assert seen["vllm:request_queue_time_seconds_sum"] == seen["tgi_request_queue_duration_sum"] == 1.0
+    assert seen["vllm:request_prefill_time_seconds_sum"] == 2.0
+    assert seen["vllm:request_decode_time_seconds_sum"] == 4.0
+    assert seen["vllm:request_inference_time_seconds_sum"] == seen["tgi_request_inference_duration_sum"] == 6.0
+    assert seen["vllm:request_time_per_output_token_seconds_sum"] == 2.0
+    assert seen["tgi_request_mean_time_per_token_duration_sum"] == 2.0
+    assert seen["vllm:e2e_request_latency_seconds_sum"] == seen["tgi_request_duration_sum"] == 15.0
+    assert seen["vllm:prompt_tokens_cached_total"] == 5
+    assert seen["vllm:request_prefill_kv_computed_tokens_sum"] == 2
+    assert seen["vllm:request_generation_tokens_sum"] == seen["tgi_request_generated_tokens_sum"] == 3
+
+
+def test_a_request_that_never_reached_an_engine_has_no_queue_time():
+    metrics = ServiceMetrics()
+    metrics.request_started("tiny", num_prompt_tokens=7).finished("timeout")
+    seen = values(metrics)
+    assert seen["vllm:request_queue_time_seconds_count", ("tiny",)] == 0
+    assert seen["tgi_request_failure_total", ("tiny", "incomplete_generation")] == 1
+
+
+def test_one_scrape_has_the_samples_of_all_routers_once():
+    first, second = ServiceMetrics("router-1"), ServiceMetrics("router-2")
+    for router, num_tokens in ((first, 3), (second, 5)):
+        router.request_started("tiny", num_prompt_tokens=7).tokens(num_tokens)
+        router.request_refused("queue_full")
+        router.set_num_queued("tiny", num_tokens)
+    first.set_engine_stats("tiny", "a", EngineStats(num_running=1, num_steps_total=8))
+    second.set_engine_stats("tiny", "a", EngineStats(num_running=2, num_steps_total=9))  # it heard from it later
+    text = first.render([pickle.loads(pickle.dumps(second.snapshot()))])
+    samples = [sample for family in text_string_to_metric_families(text.decode()) for sample in family.samples]
+    found = [(sample.name, tuple(sorted(sample.labels.items()))) for sample in samples]
+    assert len(found) == len(set(found))
+    tokens = {s.labels["router"]: s.value for s in samples if s.name == "vllm:generation_tokens_total"}
+    assert tokens == {"router-1": 3, "router-2": 5}
+    assert [s.value for s in samples if s.name == "vllm:num_requests_running"] == [2]
+    assert sum(s.value for s in samples if s.name == "vllm:num_requests_waiting" and s.labels["engine"] == ROUTER) == 8
+    assert {s.labels["router"] for s in samples if s.name == "rayinfer_router_info"} == {"router-1", "router-2"}
+
+
+def test_the_tokens_of_steps_are_a_histogram_of_each_engine():
+    metrics = ServiceMetrics()
+    metrics.set_engine_stats("tiny", "a", EngineStats(step_tokens=[1, 2, *[0] * 12], step_tokens_total=17))
+    seen = values(metrics)
+    assert seen["vllm:iteration_tokens_total_count", ("tiny", "a")] == 3
+    assert seen["vllm:iteration_tokens_total_bucket", ("tiny", "a", "1.0")] == 1
+    assert seen["vllm:iteration_tokens_total_sum", ("tiny", "a")] == 17
+
+
+def test_the_config_and_state_of_an_engine_are_labels():
+    metrics = ServiceMetrics()
+    metrics.set_engine_config("tiny", "a", {"block_size": "16", "num_gpu_blocks": "64"})
+    metrics.set_engine_stats("tiny", "a", EngineStats(state=EngineState.ASLEEP))
+    seen = values(metrics)
+    assert seen["vllm:cache_config_info", ("tiny", "16", "a", "64")] == 1
+    assert seen["vllm:engine_sleep_state", ("tiny", "a", "asleep")] == 1
+    assert seen["vllm:engine_sleep_state", ("tiny", "a", "awake")] == 0
 
 
 def test_refusals_are_counted_by_reason():
-    metrics = ServiceMetrics(CollectorRegistry())
+    metrics = ServiceMetrics()
     for reason in ("queue_full", "invalid_request", "queue_full"):
         metrics.request_refused(reason)
     seen = values(metrics)

@@ -1,8 +1,9 @@
-"""`rayinfer serve`: a model behind an OpenAI-compatible port, until Ctrl-C."""
+"""`rayinfer serve`: models behind an OpenAI-compatible port, until Ctrl-C."""
 
 import contextlib
 import errno
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,14 @@ from rayinfer_deployments.cluster.haproxy_files import haproxy_files
 from rayinfer_deployments.cluster.ray_environment import THROUGHPUT_SETTINGS, Profile, set_ray_settings
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS
 
+Models = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help=f"folders, GGUF files, Hugging Face repositories or embedded names, each also as MODEL=NAME "
+        f"(default: {DEFAULT_MODEL})",
+        show_default=False,
+    ),
+]
 ProfileOption = Annotated[
     Profile,
     typer.Option(help="throughput: HAProxy in front of the routers, and chunks of four tokens"),
@@ -65,9 +74,7 @@ PrioritizeEngines = Annotated[
 @in_one_line
 @with_engine_options
 def serve(
-    model: Annotated[
-        str, typer.Argument(help="folder, GGUF file, Hugging Face repository or embedded name")
-    ] = DEFAULT_MODEL,
+    model: Models = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="port of the API")] = 8000,
     host: Host = "127.0.0.1",
     replicas: Replicas = None,
@@ -75,7 +82,9 @@ def serve(
     routers: Annotated[int, typer.Option(min=1, help="number of router processes")] = 1,
     profile: ProfileOption = Profile.LATENCY,
     limits: LimitsFile = None,
-    name: Annotated[str | None, typer.Option(help="name of the model in the API (default: MODEL)")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="name of the model in the API (default: MODEL); of several, MODEL=NAME each")
+    ] = None,
     ray_address: RayAddress = None,
     request_timeout: RequestTimeout = None,
     max_connections: Annotated[
@@ -90,11 +99,10 @@ def serve(
     prioritize_engines: PrioritizeEngines = True,
     engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
 ) -> None:
-    """Serve a model over the OpenAI API until Ctrl-C."""
+    """Serve one or more models over the OpenAI API until Ctrl-C; the engine options hold for all of them."""
     interrupt_on_signals()
     service = Service(
-        model=model,
-        name=name or _served_name(model),
+        models=_named_models(model or [DEFAULT_MODEL], name),
         host=host,
         port=port,
         engines=engines_asked_for(replicas, autoscaling),
@@ -128,19 +136,42 @@ def _start(service: Service) -> None:
     from rayinfer.models.generation_config import default_sampling_params
     from rayinfer_deployments.cli.serve import check_port_is_free
 
-    config = engine_config(model=service.model, **service.settings)
+    configs = [engine_config(model=model, **service.settings) for model in service.models.values()]
     router_limits(service.limits)
     check_port_is_free(service.host, service.port)
-    folder = resolve_model(service.model)
-    default_sampling_params(config, folder)  # an engine would find errors only after Ray's start
+    folders = {name: resolve_model(model) for name, model in service.models.items()}
+    for config, folder in zip(configs, folders.values(), strict=True):
+        default_sampling_params(config, folder)  # an engine would find errors only after Ray's start
     with QuietTerminal(cache_folder() / "services" / f"{service.port}.log") as console:
-        run_service(service, folder, console)
+        run_service(service, folders, console)
 
 
-def _served_name(model: str) -> str:
-    """Return the model's default name: a folder's name, a file's stem, else the model as asked for."""
-    path = Path(model).expanduser()
-    return path.resolve().stem if path.is_file() else path.resolve().name if path.is_dir() else model
+def _named_models(models: Sequence[str], name: str | None) -> dict[str, str]:
+    """Return the models by their names in the API; raises RayinferError where a name is missing or there twice."""
+    if name is not None:
+        if len(models) > 1:
+            raise RayinferError(f"--name names one model, got {len(models)}: write MODEL=NAME for each")
+        return {name: models[0]}
+    named: dict[str, str] = {}
+    for given in models:
+        model, served_name = _split_name(given)
+        if not served_name:
+            raise RayinferError(f"{given!r} has no name behind the =")
+        if served_name in named:
+            raise RayinferError(f"two models have the name {served_name!r}: write MODEL=NAME for one of them")
+        named[served_name] = model
+    return named
+
+
+def _split_name(given: str) -> tuple[str, str]:
+    """Split MODEL=NAME; the default name is a folder's name, a file's stem, else the model as asked for."""
+    path = Path(given).expanduser()
+    if path.is_file():
+        return given, path.resolve().stem
+    if path.is_dir():
+        return given, path.resolve().name
+    model, equals, name = given.rpartition("=")
+    return (model, name) if equals else (given, given)
 
 
 def check_port_is_free(host: str, port: int) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +40,7 @@ PRIORITIES_EVERY = 30  # checks
 class Service:
     """Arguments of `rayinfer serve`."""
 
-    model: str
-    name: str
+    models: dict[str, str]  # by their names in the API
     host: str
     port: int
     engines: dict[str, Any]  # how many, as a model's settings
@@ -67,7 +66,7 @@ class Prepared:
     application: "Application"
 
 
-def run_service(service: Service, folder: Path, console: Console) -> None:
+def run_service(service: Service, folders: Mapping[str, Path], console: Console) -> None:
     """Start the service and run until it fails or is interrupted; raises KeyboardInterrupt before it is ready."""
     from rayinfer_deployments.cluster.imports_without_gc import no_collection
 
@@ -80,7 +79,7 @@ def run_service(service: Service, folder: Path, console: Console) -> None:
     phases.enter("starting Ray" if service.ray_address is None else "attaching to Ray")
     try:
         with phases:
-            preparing = BackgroundCall(lambda: _prepare(service, folder))  # imports much while Ray's processes come up
+            preparing = BackgroundCall(lambda: _prepare(service, folders))  # imports much while Ray's processes come up
 
             def check() -> None:
                 preparing.raise_if_failed()
@@ -122,20 +121,23 @@ def _watch(service: Service, cluster: "Cluster") -> NoReturn:
     raise AssertionError("unreachable")
 
 
-def _prepare(service: Service, folder: Path) -> Prepared:
+def _prepare(service: Service, folders: Mapping[str, Path]) -> Prepared:
     from rayinfer_deployments.cluster.imports_without_gc import no_collection
 
     with no_collection():
         from rayinfer_deployments.app_args import llm_app_args
         from rayinfer_deployments.applications import build_llm_app
 
-    check_folder(folder)
+    for folder in folders.values():
+        check_folder(folder)
     listens_itself = service.ray_address is None and not service.has_haproxy
     listen = {"listen_host": service.host, "listen_port": service.port} if listens_itself else {}
-    model = {"name": service.name, "model": str(folder), **service.engines, **service.settings}
+    models = [
+        {"name": name, "model": str(folder), **service.engines, **service.settings} for name, folder in folders.items()
+    ]
     args = llm_app_args(
         {
-            "models": [model],
+            "models": models,
             "limits": service.limits,
             "num_routers": service.routers,
             **service.options,
@@ -231,7 +233,7 @@ def _recorded(service: Service, cluster: "Cluster") -> AbstractContextManager[ob
     return recorded(
         host=service.host,
         port=service.port,
-        models=[service.name],
+        models=list(service.models),
         ray_address=cluster.address,
         owns_ray=cluster.owns_ray,
         application=APPLICATION,
@@ -243,8 +245,13 @@ def _announce(service: Service, console: Console) -> None:
 
     url = service_url(service.host, service.port)
     question = [{"role": "user", "content": "What is the capital of France?"}]
-    body = json.dumps({"model": service.name, "messages": question, "max_tokens": 32, "temperature": 0})
-    console.print(f"ready: {service.name} at {url}/v1 (Ctrl-C ends it)", markup=False, highlight=False, soft_wrap=True)
+    body = json.dumps({"model": next(iter(service.models)), "messages": question, "max_tokens": 32, "temperature": 0})
+    console.print(
+        f"ready: {', '.join(service.models)} at {url}/v1 (Ctrl-C ends it)",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
     for line in _described(service):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     command = (

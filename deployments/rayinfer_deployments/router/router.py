@@ -9,13 +9,13 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Gauge
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from rayinfer.errors import ConfigError
-from rayinfer.metrics import ServiceMetrics
+from rayinfer.metrics.families import MetricsSnapshot
+from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.protocols import ControlAction, ServiceStatus
 from rayinfer.routing.dispatch import ENGINE_WAIT_S, Dispatcher
@@ -31,6 +31,7 @@ from rayinfer_deployments.discovery.scale_from_zero import RayTable, write_backl
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits
 from rayinfer_deployments.router.engine_reconciler import EngineReconciler
 from rayinfer_deployments.router.http_server import HttpServer
+from rayinfer_deployments.router.sibling_metrics import SiblingMetrics
 
 CATCH_UP_S = 3.0  # at a service's start no engine is there yet, and clients should get that error
 FIRST_ENGINE_S = 60.0  # where there may be none: a router that has seen none does not know what the model is
@@ -105,7 +106,8 @@ class Router:
         self._traces = TraceStore() if trace_requests else None
         self._limits = RouterLimits()  # until Serve brings those that were asked for
         self._router_id = serve.get_replica_context().replica_tag
-        self._metrics = ServiceMetrics(_registry_of(self._router_id))
+        self._metrics = ServiceMetrics(self._router_id)
+        self._sibling_metrics = SiblingMetrics(self._router_id)
         self._reconcilers: list[EngineReconciler] = []
         self._models = {model.name: await self._serve_model(model) for model in models}
         await asyncio.to_thread(renderer)  # the first chat should not wait for it
@@ -141,6 +143,10 @@ class Router:
             models={name: model.generator.status() for name, model in self._models.items()},
         )
 
+    async def metrics_snapshot(self) -> MetricsSnapshot:
+        """Return the metrics of this router, for others that are scraped."""
+        return self._metrics.snapshot()
+
     async def control_engines(self, action: ControlAction, model: str | None) -> None:
         """Run an action on the engines of one model or of all; an error does not stop the others.
 
@@ -170,6 +176,7 @@ class Router:
             echoes_request_id=echoes_request_id,
             enable_engine_control=self._enable_engine_control,
             trusts_tenant_header=self._trust_tenant_header,
+            other_metrics=self._sibling_metrics.latest,
         )
 
     async def __del__(self) -> None:
@@ -223,13 +230,6 @@ class Router:
     def _follow(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine until the router ends."""
         self._following.append(asyncio.get_running_loop().create_task(work))
-
-
-def _registry_of(router_id: str) -> CollectorRegistry:
-    """Make a registry whose metrics name their router: several share an address."""
-    registry = CollectorRegistry()
-    Gauge("rayinfer_router_info", "The router that answered", ["router"], registry=registry).labels(router_id).set(1)
-    return registry
 
 
 def log_to_serve() -> None:

@@ -18,6 +18,7 @@ from rayinfer.engine.scheduling.step_deltas import add_prompt_logprobs, trace_pr
 from rayinfer.engine.scheduling.waiting_queue import WaitingQueue
 from rayinfer.kv_cache.block_manager import BlockManager
 from rayinfer.kv_cache.stored_blocks import BlockEvents
+from rayinfer.metrics.histogram import STEP_TOKENS, Histogram
 from rayinfer.outputs import EngineStats, FinishReason, TokenDelta
 
 AGEING_S = 10.0  # one level of priority counts as having arrived this much earlier
@@ -70,6 +71,7 @@ class Scheduler:
         self._new_requests: list[NewRequestData] = []
         self._rows_to_resend: list[int] = []
         self._prefilling: dict[Request, None] = {}  # an ordered set; some may have left since the last plan
+        self._step_tokens = Histogram(STEP_TOKENS)
         self._totals = EngineStats(kv_blocks_total=block_manager.num_blocks)
 
     # Requests
@@ -155,6 +157,8 @@ class Scheduler:
             cached_prompt_tokens_total=totals.cached_prompt_tokens_total,
             num_preemptions_total=self._admission.num_preemptions,
             num_steps_total=totals.num_steps_total,
+            step_tokens=self._step_tokens.counts.copy(),
+            step_tokens_total=int(self._step_tokens.total),
             requests_finished_total=dict(totals.requests_finished_total),
         )
 
@@ -171,6 +175,7 @@ class Scheduler:
             return None
         self._totals.num_steps_total += 1
         plan = self._table.assemble(step=self._totals.num_steps_total, new_requests=self._take_new_requests())
+        self._step_tokens.observe(plan.num_tokens)
         self._schedule.start(plan)
         return plan
 

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rayinfer.access.access_control import AccessControl
 from rayinfer.access.caller import Caller
 from rayinfer.errors import PermissionDenied, RayinferError
-from rayinfer.metrics import ServiceMetrics
+from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.servers.access.access_log import AccessLog
 from rayinfer.servers.access.open_paths import is_open, scope_of
 from rayinfer.servers.access.request_record import CLIENT_LEFT, RequestRecord

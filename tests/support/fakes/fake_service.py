@@ -3,10 +3,8 @@
 import asyncio
 import contextlib
 
-from prometheus_client import CollectorRegistry
-
 from rayinfer.liveness import LivenessLimits
-from rayinfer.metrics import ServiceMetrics
+from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.dispatch import Dispatcher
 from rayinfer.routing.limits import RouterLimits
@@ -22,7 +20,7 @@ class Service:
         self, tokenizer, num_engines, max_waiting_requests=100, engine_wait_s=5.0, first_tokens=None, **liveness
     ):
         self.tokenizer = tokenizer
-        self.metrics = ServiceMetrics(CollectorRegistry())
+        self.metrics = ServiceMetrics()
         self.traces = TraceStore()
         self.dispatcher = Dispatcher(
             "m",

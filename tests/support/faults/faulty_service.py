@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import psutil
 
-from rayinfer.metrics import ROUTER
+from rayinfer.metrics.families import ROUTER
 from rayinfer_deployments.cluster.process_tree import read_process
 from support.faults.cli_processes import free_port
 from support.faults.fault_models import SERVED_NAME, FaultModel

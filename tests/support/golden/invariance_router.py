@@ -6,10 +6,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-
 from rayinfer.engine.loop.async_engine import AsyncEngine
-from rayinfer.metrics import ServiceMetrics
+from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import CompletionOutput, RequestOutput
 from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.dispatch import Dispatcher
@@ -35,7 +33,7 @@ async def _router(
     folder: Path, num_engines: int, settings: dict[str, Any]
 ) -> AsyncIterator[tuple[Dispatcher, list[AsyncEngine]]]:
     engines = [AsyncEngine(build_mixed_engine(folder, settings)) for _ in range(num_engines)]
-    metrics = ServiceMetrics(CollectorRegistry())
+    metrics = ServiceMetrics()
     router = Dispatcher(
         "mixed",
         Tokenizer.from_folder(folder),

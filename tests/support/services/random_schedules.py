@@ -4,10 +4,8 @@ import asyncio
 import contextlib
 import random
 
-from prometheus_client import CollectorRegistry
-
 from rayinfer.errors import EngineDead, NotReady
-from rayinfer.metrics import ServiceMetrics
+from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import Credits
 from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.dispatch import Dispatcher
@@ -60,7 +58,7 @@ class Schedule:
 
     def __init__(self, seed, tokenizer):
         self.draw = random.Random(seed)
-        self.metrics = ServiceMetrics(CollectorRegistry())
+        self.metrics = ServiceMetrics()
         self.dispatcher = Dispatcher("m", tokenizer, self.metrics, router_id="router")
         self.credits = Credits(
             num_requests=self.draw.choice([0, 1, 2, 4]), num_prefill_tokens=self.draw.choice([0, 64])

@@ -4,9 +4,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from rayinfer.metrics import ServiceMetrics
+from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.servers.app import ServedModel, build_app
 from rayinfer.tokenization.chat_template import ChatTemplate
 from rayinfer.tokenization.tokenizer import Tokenizer
@@ -36,7 +35,7 @@ async def port(model: ServedModel) -> AsyncIterator[int]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    server = HttpServer(build_app({MODEL: model}, ServiceMetrics(CollectorRegistry())), "127.0.0.1", port)
+    server = HttpServer(build_app({MODEL: model}, ServiceMetrics()), "127.0.0.1", port)
     yield port
     await server.close(grace_s=0.0)
 

@@ -3,10 +3,9 @@
 import asyncio
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from rayinfer.errors import EngineDead, NotReady, WrongEngineState
-from rayinfer.metrics import ServiceMetrics
+from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import EngineStats
 from rayinfer.protocols import GenerationRequest, GetState, Pause, Resume, Sleep, Wake
 from rayinfer.routing.dispatch import Dispatcher
@@ -21,7 +20,7 @@ async def engines():
 
 @pytest.fixture
 async def dispatcher(tokenizer, engines):
-    dispatcher = Dispatcher("m", tokenizer, ServiceMetrics(CollectorRegistry()), router_id="r")
+    dispatcher = Dispatcher("m", tokenizer, ServiceMetrics(), router_id="r")
     for index, engine in enumerate(engines):
         dispatcher.engines.add(f"engine-{index}", engine, engine.description)
     yield dispatcher
@@ -85,7 +84,7 @@ async def test_a_cancelled_command_still_reaches_every_engine(dispatcher, engine
 
 
 async def test_control_of_a_model_without_engines_is_rejected(tokenizer):
-    lonely = Dispatcher("m", tokenizer, ServiceMetrics(CollectorRegistry()), router_id="r")
+    lonely = Dispatcher("m", tokenizer, ServiceMetrics(), router_id="r")
     for action in (Pause(), GetState()):
         with pytest.raises(NotReady, match="'m' has no engine"):
             await lonely.fleet.control(action)

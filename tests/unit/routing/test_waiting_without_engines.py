@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
 
 from rayinfer.errors import NotReady
-from rayinfer.metrics import ServiceMetrics
+from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import Credits, EngineStats
 from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.dispatch_queue import DispatchQueue, QueuedRequest
@@ -47,7 +46,7 @@ class Queue:
         self.loop = asyncio.get_running_loop()
         self.engines = EngineSet(
             "m",
-            ServiceMetrics(CollectorRegistry()),
+            ServiceMetrics(),
             router_id="r",
             on_trace=lambda *_: None,
             may_be_empty=True,

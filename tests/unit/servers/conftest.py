@@ -4,9 +4,8 @@ from pathlib import Path
 import httpx
 import pytest
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry
 
-from rayinfer.metrics import ServiceMetrics
+from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.servers.app import ServedModel, build_app
 from rayinfer.tokenization.chat_template import ChatTemplate
 from rayinfer.tokenization.tokenizer import Tokenizer
@@ -42,7 +41,7 @@ def models(generator: FakeGenerator, tokenizer_folder: Path) -> dict[str, Served
 
 @pytest.fixture
 def metrics() -> ServiceMetrics:
-    return ServiceMetrics(CollectorRegistry())
+    return ServiceMetrics()
 
 
 @pytest.fixture

@@ -1,10 +1,8 @@
 from dataclasses import replace
 
-from prometheus_client import CollectorRegistry
-
 import rayinfer
 from rayinfer.errors import QueueFull
-from rayinfer.metrics import ServiceMetrics
+from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import EngineStats
 from support.fakes.fake_generator import FakeGenerator
 
@@ -124,7 +122,7 @@ async def test_with_two_models_the_name_is_required(client, models):
 
 
 def test_two_services_can_live_in_one_process_with_their_own_registries():
-    first, second = ServiceMetrics(CollectorRegistry()), ServiceMetrics(CollectorRegistry())
+    first, second = ServiceMetrics(), ServiceMetrics()
     first.request_refused("queue_full")
     assert b'reason="queue_full"' not in second.render()
 

@@ -2,11 +2,10 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import httpx
-from prometheus_client import CollectorRegistry
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from rayinfer.metrics import ServiceMetrics
+from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.servers.app import build_app
 from rayinfer.servers.request_boundary import RequestBoundary
 from rayinfer.servers.request_bounds import RequestBounds
@@ -32,7 +31,7 @@ class EchoLength:
 
 def client_of(app: object, max_body_bytes: int = 100) -> httpx.AsyncClient:
     bounds = RequestBounds(max_body_bytes=max_body_bytes)
-    edge = RequestBoundary(app, metrics=ServiceMetrics(CollectorRegistry()), bounds=bounds)  # type: ignore[arg-type]
+    edge = RequestBoundary(app, metrics=ServiceMetrics(), bounds=bounds)  # type: ignore[arg-type]
     return httpx.AsyncClient(transport=httpx.ASGITransport(edge), base_url="http://service")
 
 
@@ -119,6 +118,6 @@ async def test_a_failure_after_the_answer_began_does_not_begin_another():
     async def send(message: Message) -> None:
         sent.append(message)
 
-    edge = RequestBoundary(half, metrics=ServiceMetrics(CollectorRegistry()), bounds=RequestBounds())
+    edge = RequestBoundary(half, metrics=ServiceMetrics(), bounds=RequestBounds())
     await edge({"type": "http", "headers": []}, asyncio.Queue[Message]().get, send)
     assert [message["type"] for message in sent] == ["http.response.start"]

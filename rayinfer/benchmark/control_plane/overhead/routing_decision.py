@@ -8,12 +8,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from prometheus_client import CollectorRegistry
 
 from rayinfer.benchmark.control_plane.overhead.paced_engine import AlwaysRunning, paced_description
 from rayinfer.errors import RayinferError
 from rayinfer.kv_cache.block_hash import PrefixDigests
-from rayinfer.metrics import ServiceMetrics
+from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import NO_BOUNDS, Credits, EngineStats, RequestOutput, StepMessage, TokenDelta
 from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.dispatch import Dispatcher
@@ -92,7 +91,7 @@ class _LoadedRouter:
         self.dispatcher = Dispatcher(
             "m",
             tokenizer,
-            ServiceMetrics(CollectorRegistry()),
+            ServiceMetrics(),
             router_id="bench",
             limits=RouterLimits(
                 # Running requests have no token yet, so they count as well.

@@ -10,13 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from prometheus_client import CollectorRegistry
-
 from rayinfer.config import EngineConfig
 from rayinfer.engine.build import build_engine
 from rayinfer.engine.loop.async_engine import AsyncEngine
 from rayinfer.engine.loop.engine import Engine
-from rayinfer.metrics import ServiceMetrics
+from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import TokenDelta
 from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.dispatch import Dispatcher
@@ -129,7 +127,7 @@ async def open_fleet(folder: Path, num_engines: int, limits: RouterLimits, **set
     """Build engines of one thread each for a model, and a router over them."""
     steps = StepRecorder()
     engines = [AsyncEngine(steps.wrap(_build(folder, settings))) for _ in range(num_engines)]
-    metrics = ServiceMetrics(CollectorRegistry())
+    metrics = ServiceMetrics()
     router = Dispatcher("bench", Tokenizer.from_folder(folder), metrics, router_id="router", limits=limits)
     fleet = Fleet(router, engines, steps)
     try:

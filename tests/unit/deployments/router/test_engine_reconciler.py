@@ -1,11 +1,10 @@
 import asyncio
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from rayinfer.errors import EngineDead
 from rayinfer.liveness import LivenessLimits
-from rayinfer.metrics import ServiceMetrics
+from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.routing.engine_set import EngineSet
 from rayinfer_deployments.discovery.engine_address import EngineAddress
 from rayinfer_deployments.router.engine_reconciler import EngineReconciler
@@ -39,7 +38,7 @@ def fakes():
 
 @pytest.fixture
 async def engines():
-    engines = EngineSet("m", ServiceMetrics(CollectorRegistry()), router_id="router", on_trace=lambda *_: None)
+    engines = EngineSet("m", ServiceMetrics(), router_id="router", on_trace=lambda *_: None)
     yield engines
     await engines.close()
 

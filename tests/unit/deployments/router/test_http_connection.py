@@ -5,10 +5,9 @@ import socket
 from collections.abc import AsyncIterator
 
 import pytest
-from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
 
-from rayinfer.metrics import ServiceMetrics
+from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.servers.app import build_app
 from rayinfer_deployments.router.http_connection import HttpConnection
 from rayinfer_deployments.router.http_server import HttpServer
@@ -21,7 +20,7 @@ GOOD = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
 GOOD_AND_LAST = GOOD[:-2] + b"connection: close\r\n\r\n"
 
 
-SERVICE = build_app({}, ServiceMetrics(CollectorRegistry()))
+SERVICE = build_app({}, ServiceMetrics())
 
 
 class QuickConnection(HttpConnection):

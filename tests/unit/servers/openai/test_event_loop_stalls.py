@@ -9,9 +9,8 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry
 
-from rayinfer.metrics import ServiceMetrics
+from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.servers.app import build_app
 from rayinfer.tokenization.chat_template import renderer
 
@@ -41,7 +40,7 @@ def template() -> RecordingTemplate:
 @pytest.fixture
 async def client_with_template(models, template) -> AsyncIterator[httpx.AsyncClient]:
     named = {name: replace(model, chat_template=template) for name, model in models.items()}
-    transport = httpx.ASGITransport(build_app(named, ServiceMetrics(CollectorRegistry())))
+    transport = httpx.ASGITransport(build_app(named, ServiceMetrics()))
     async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
         yield client
 
@@ -76,7 +75,7 @@ async def longest_stall(client: httpx.AsyncClient, content: bytes) -> tuple[floa
 async def test_a_body_of_90_000_members_holds_up_no_other_coroutine(models, body):
     renderer()  # whose first use takes a second
     content = json.dumps(body).encode()
-    transport = httpx.ASGITransport(build_app(models, ServiceMetrics(CollectorRegistry())))
+    transport = httpx.ASGITransport(build_app(models, ServiceMetrics()))
     async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
         stalls = []
         for _ in range(NUM_ATTEMPTS):
@@ -90,7 +89,7 @@ async def test_a_body_of_90_000_members_holds_up_no_other_coroutine(models, body
 @pytest.mark.parametrize("text", [", " * (2**21 - 100), '{[:"' * (3 * 2**18)])
 async def test_a_body_of_megabytes_is_read_in_pauses_of_a_few_milliseconds(models, text):
     content = json.dumps({"messages": text}).encode()
-    transport = httpx.ASGITransport(build_app(models, ServiceMetrics(CollectorRegistry())))
+    transport = httpx.ASGITransport(build_app(models, ServiceMetrics()))
     async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
         attempts = [await longest_stall(client, content) for _ in range(2 * NUM_ATTEMPTS)]
     assert {response.status_code for _, response in attempts} == {400}
@@ -99,7 +98,7 @@ async def test_a_body_of_megabytes_is_read_in_pauses_of_a_few_milliseconds(model
 
 async def test_long_bodies_are_read_in_one_thread_however_many_come_at_once(models):
     content = json.dumps({"messages": [1] * 2**17}).encode()[:-1]
-    transport = httpx.ASGITransport(build_app(models, ServiceMetrics(CollectorRegistry())))
+    transport = httpx.ASGITransport(build_app(models, ServiceMetrics()))
     before = set(threading.enumerate())
     async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
         posts = [client.post(CHAT, content=content, headers={"content-type": "application/json"}) for _ in range(8)]
