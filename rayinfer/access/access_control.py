@@ -48,7 +48,7 @@ class AccessControl:
         self._on_keys = on_keys
         self._clock = clock
         self._clocks: dict[str, EngineClock] = {}  # by model
-        self._running: set[GenerationUsage] = set()
+        self.running: set[GenerationUsage] = set()  # in flight
         self._sums = UsageSums()
         self._sequence = 0
         self._batch: Sequence[UsageRow] = ()  # sent, and not yet acknowledged
@@ -66,11 +66,11 @@ class AccessControl:
             if engines is None:
                 engines = self._clocks[model] = EngineClock(self._clock)
             usage = GenerationUsage(caller.key_id, model, prompts, engines)
-            self._running.add(usage)
+            self.running.add(usage)
             try:
                 yield usage
             finally:
-                self._running.discard(usage)
+                self.running.discard(usage)
                 self._count(usage, usage.end(), day_of())
 
     async def usage(self, first_day: str, key_id: str | None) -> NamedUsage:
@@ -159,7 +159,7 @@ class AccessControl:
                 engines.read()
                 engines.load = self._engine_load(model)
         day = day_of()
-        for usage in self._running:
+        for usage in self.running:
             self._count(usage, usage.take_new(), day)
 
     def _count(self, usage: GenerationUsage, new: Usage, day: str) -> None:

@@ -27,6 +27,17 @@ class Authenticator:
 
         Raises AuthenticationFailed, RateLimited, and NotReady before the keys are known.
         """
+        caller = self.authenticate(headers, client_address)
+        self.admit(caller)
+        return caller
+
+    def admit(self, caller: Caller) -> None:
+        """Count a request against the limit of its key; raises RateLimited."""
+        if caller.key is not None:
+            self._limits.admit_request(caller.key)
+
+    def authenticate(self, headers: Mapping[str, str], client_address: str) -> Caller:
+        """Return a request's caller; raises AuthenticationFailed, RateLimited or NotReady."""
         if self.keys is None:
             raise NotReady("The service has not read its keys yet.")
         secret = secret_in(headers.get)
@@ -38,7 +49,6 @@ class Authenticator:
         if key is None:
             self._failed.record(client_address)
             raise AuthenticationFailed("The API key is not valid.")
-        self._limits.admit_request(key)
         return Caller(tenant=key.tenant, key=key)
 
     def _find(self, secret: str) -> ApiKey | None:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from rayinfer.access.usage import Usage
 from rayinfer.outputs import RequestOutput
+from rayinfer.protocols import TextGenerator
 
 
 class EngineLoad(NamedTuple):
@@ -13,6 +14,12 @@ class EngineLoad(NamedTuple):
 
     num_engines: int
     num_running: int
+
+
+def engine_load(generator: TextGenerator) -> EngineLoad:
+    """Return the load of a model's engines."""
+    engines = generator.status().engines.values()
+    return EngineLoad(max(1, len(engines)), sum(engine.num_running for engine in engines))
 
 
 class EngineClock:

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 from rayinfer.errors import RayinferError
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits, ConnectionTable
 from rayinfer_deployments.router.http_connection import HttpConnection
+from rayinfer_deployments.router.tls import ReloadedTls
 
 KEEP_ALIVE_S = 90
 BACKLOG = 2048
@@ -30,6 +31,7 @@ class HttpServer:
         *,
         limits: ConnectionLimits = DEFAULT_CONNECTION_LIMITS,
         connection: type[HttpConnection] = HttpConnection,
+        tls: ReloadedTls | None = None,
     ) -> None:
         """Bind the address; raises RayinferError when another process has it."""
         # A router that replaces another shares the port with it until that one is gone.
@@ -44,6 +46,7 @@ class HttpServer:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=None,
             server_header=False,
+            ssl_context_factory=None if tls is None else lambda _config, _default: tls.context,
         )
         self._server = uvicorn.Server(self._config)
         listener = self._socket.dup()  # the server closes its own; ours keeps the queue of new connections
@@ -79,7 +82,7 @@ class HttpServer:
         self._socket.close()
         for connection in accepted:
             connection.setblocking(False)
-            await loop.connect_accepted_socket(self._make_protocol, connection)
+            await loop.connect_accepted_socket(self._make_protocol, connection, ssl=self._config.ssl)
 
     def _make_protocol(self) -> asyncio.Protocol:
         return self._config.http_protocol_class(  # type: ignore[call-arg]  # as uvicorn makes it

@@ -7,6 +7,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rayinfer.access.access_control import AccessControl
+from rayinfer.access.authenticator import Authenticator
 from rayinfer.access.caller import Caller
 from rayinfer.errors import PermissionDenied, RayinferError
 from rayinfer.metrics.service_metrics import ServiceMetrics
@@ -58,7 +59,7 @@ class AccessMiddleware:
     async def _pass_on(self, scope: Scope, receive: Receive, exchange: "_Exchange", address: str) -> None:
         if self._access is not None and scope["method"] != "OPTIONS" and not is_open(scope["path"]):
             try:
-                exchange.caller = scope["state"]["caller"] = self._identify(self._access, scope, address)
+                self._admit(self._access.authenticator, scope, exchange, address)
             except RayinferError as error:
                 self._metrics.request_refused(refusal_reason(error))
                 await error_response(error, error_format_of(scope))(scope, receive, exchange.send)
@@ -66,11 +67,11 @@ class AccessMiddleware:
         await self._app(scope, receive, exchange.send)
 
     @staticmethod
-    def _identify(access: AccessControl, scope: Scope, address: str) -> Caller:
-        caller = access.authenticator.identify(Headers(scope=scope), address)
-        if not caller.has_scope(wanted := scope_of(scope["path"])):
+    def _admit(authenticator: Authenticator, scope: Scope, exchange: "_Exchange", address: str) -> None:
+        exchange.caller = scope["state"]["caller"] = authenticator.authenticate(Headers(scope=scope), address)
+        if not exchange.caller.has_scope(wanted := scope_of(scope["path"])):
             raise PermissionDenied(f"The API key lacks the scope {wanted.value!r}.")
-        return caller
+        authenticator.admit(exchange.caller)
 
 
 class _Exchange:

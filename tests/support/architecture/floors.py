@@ -28,8 +28,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.kv_cache",
         "rayinfer.protocols",
         "rayinfer.credits",
-        "rayinfer.access",
     ),
+    ("rayinfer.access",),
     (
         "rayinfer.models",
         "rayinfer.adapters",
