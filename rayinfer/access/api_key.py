@@ -5,6 +5,7 @@ import re
 import secrets
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -96,6 +97,30 @@ def parse_key(line: str) -> ApiKey:
     """Read a line of a key file; raises ConfigError."""
     try:
         return ApiKey.model_validate_json(line)
+    except ValidationError as error:
+        raise ConfigError(describe_validation_error(error)) from None
+
+
+def key_limits(**limits: Any) -> KeyLimits:
+    """Check the limits of a new key; raises ConfigError."""
+    try:
+        return KeyLimits(**limits)
+    except ValidationError as error:
+        raise ConfigError(describe_validation_error(error)) from None
+
+
+def scopes_of(names: Iterable[str]) -> list[Scope]:
+    """Return scopes by their names; raises ConfigError."""
+    names = list(names)
+    if unknown := [name for name in names if name not in list(Scope)]:
+        raise ConfigError(f"no scope {unknown[0]!r}: choose {', '.join(Scope)}")
+    return [Scope(name) for name in names]
+
+
+def new_key(**fields: Any) -> ApiKey:
+    """Check the fields of a new key; raises ConfigError."""
+    try:
+        return ApiKey(**fields)
     except ValidationError as error:
         raise ConfigError(describe_validation_error(error)) from None
 

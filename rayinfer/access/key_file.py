@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rayinfer.access.api_key import ApiKey, KeyLimits, Scope, digest_of, new_secret, parse_key
+from rayinfer.access.api_key import ApiKey, KeyLimits, Scope, digest_of, new_key, new_secret, parse_key
 from rayinfer.errors import ConfigError
 
 
@@ -61,7 +61,7 @@ class KeyFile:
     ) -> str:
         """Add a key and return its secret, which is kept nowhere; raises ConfigError for a name in use."""
         secret = new_secret()
-        key = ApiKey(
+        key = new_key(
             key_id=secrets.token_hex(6),
             name=name,
             sha256=digest_of(secret).hex(),

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rayinfer.config import DEFAULT_MODEL, cache_folder, engine_config
+from rayinfer.config import DEFAULT_MODEL, cache_folder, default_key_file, engine_config, environment_api_keys
 from rayinfer.errors import RayinferError
 from rayinfer.routing.limits import router_limits
 from rayinfer_deployments.cli.config_options import with_engine_options
@@ -52,6 +52,14 @@ EngineControl = Annotated[
         "--enable-engine-control", help="HTTP paths that pause engines and put them to sleep, open to all clients"
     ),
 ]
+ApiKeys = Annotated[
+    Path | None,
+    typer.Option(
+        help="file of keys, which `rayinfer keys` writes; without one the service is open "
+        "(default: api-keys.jsonl in the cache folder, if it is there, or RAYINFER_API_KEYS is set)"
+    ),
+]
+AccessLogFile = Annotated[Path | None, typer.Option(help="file that gets a line of JSON for each request")]
 PerAddress = Annotated[int, typer.Option(min=1, help="connections from one address")]
 IdleConnections = Annotated[int, typer.Option(min=1, help="connections without a request; the oldest are closed first")]
 UnfinishedRequests = Annotated[int, typer.Option(min=1, help="requests with an incomplete head or body")]
@@ -96,6 +104,15 @@ def serve(
     trace_requests: Annotated[bool, typer.Option(help="keep the events of each request for ten minutes")] = True,
     trust_tenant_header: TrustTenantHeader = False,
     enable_engine_control: EngineControl = False,
+    api_keys: ApiKeys = None,
+    price_per_engine_hour: Annotated[
+        float, typer.Option(min=0.0, help="price by which /v1/usage shows the cost")
+    ] = 0.0,
+    access_log: AccessLogFile = None,
+    cors_origin: Annotated[list[str] | None, typer.Option(help="web pages that may use it; may be repeated")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="certificate (PEM), reloaded when it changes")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="key of the certificate (PEM)")] = None,
+    tls_client_ca: Annotated[Path | None, typer.Option(help="ask clients for certificates of these (PEM)")] = None,
     prioritize_engines: PrioritizeEngines = True,
     engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
 ) -> None:
@@ -116,6 +133,13 @@ def serve(
             "trace_requests": trace_requests,
             "enable_engine_control": enable_engine_control,
             "trust_tenant_header": trust_tenant_header,
+            "api_keys": _key_file(api_keys),
+            "price_per_engine_hour": price_per_engine_hour,
+            "access_log": _absolute(access_log),
+            "cors_origins": cors_origin or [],
+            "tls_cert": _absolute(tls_cert),
+            "tls_key": _absolute(tls_key),
+            "tls_client_ca": _absolute(tls_client_ca),
             "max_connections": max_connections,
             "max_connections_per_address": max_connections_per_address,
             "max_idle_connections": max_idle_connections,
@@ -127,6 +151,23 @@ def serve(
         more = files.enter_context(haproxy_files(service.host)) if service.has_haproxy else {}
         set_ray_settings(owns_ray=ray_address is None, more=(THROUGHPUT_SETTINGS | more) if more else {})
         _start(service)
+
+
+def _absolute(path: Path | None) -> str | None:
+    return None if path is None else str(path.expanduser().absolute())
+
+
+def _key_file(given: Path | None) -> str | None:
+    """Return the file of keys that the service asks for, checked; None for an open service."""
+    path = given or default_key_file()
+    if given is None and not path.exists() and not environment_api_keys():
+        return None
+    from rayinfer.access.api_key import environment_keys
+    from rayinfer.access.key_file import KeyFile
+
+    environment_keys(environment_api_keys())
+    KeyFile(path).read()
+    return _absolute(path)
 
 
 def _start(service: Service) -> None:
