@@ -15,7 +15,7 @@ from rayinfer.routing.limits import RouterLimits
 from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, MAX_BODY_BYTES
 from rayinfer_deployments.router.access_settings import AccessSettings
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits
-from rayinfer_deployments.router.tls import TlsFiles
+from rayinfer_deployments.router.tls import HttpTlsFiles
 
 ENGINE_NUM_CPUS = 0.5  # that Ray sets aside for an engine: it takes what the machine has, whatever that is
 
@@ -121,7 +121,7 @@ class LLMAppArgs(BaseModel):
     max_body_bytes: int = Field(DEFAULT_MAX_BODY_BYTES, ge=1024, le=MAX_BODY_BYTES, description="largest request body")
     request_timeout_s: float | None = Field(None, gt=0, description="longest time for one request; more ends it")
     enable_engine_control: bool = Field(
-        False, description="paths that pause engines and put them to sleep, open to all clients"
+        False, description="paths that pause engines and put them to sleep, for all clients or keys that may"
     )
     trust_tenant_header: bool = Field(
         False, description="take a request's tenant from x-tenant-id; for services behind a gateway that sets it"
@@ -181,7 +181,7 @@ class LLMAppArgs(BaseModel):
             price_per_engine_hour=self.price_per_engine_hour,
             log=self.access_log,
             cors_origins=tuple(self.cors_origins),
-            tls=TlsFiles(certificate=self.tls_cert or "", key=self.tls_key or "", client_ca=self.tls_client_ca)
+            tls=HttpTlsFiles(certificate=self.tls_cert or "", key=self.tls_key or "", client_ca=self.tls_client_ca)
             if has_tls
             else None,
         )

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from rayinfer.config import DEFAULT_MODEL, cache_folder, default_key_file, engine_config, environment_api_keys
+from rayinfer.config import DEFAULT_MODEL, cache_folder, engine_config
 from rayinfer.errors import RayinferError
 from rayinfer.routing.limits import router_limits
+from rayinfer_deployments.cli.access_options import with_access_options
 from rayinfer_deployments.cli.config_options import with_engine_options
 from rayinfer_deployments.cli.control.limits import mapping_in
 from rayinfer_deployments.cli.control.scale import engines_asked_for
@@ -49,17 +50,10 @@ RequestTimeout = Annotated[
 EngineControl = Annotated[
     bool,
     typer.Option(
-        "--enable-engine-control", help="HTTP paths that pause engines and put them to sleep, open to all clients"
+        "--enable-engine-control",
+        help="HTTP paths that pause engines and put them to sleep, for all clients or keys that may",
     ),
 ]
-ApiKeys = Annotated[
-    Path | None,
-    typer.Option(
-        help="file of keys, which `rayinfer keys` writes; without one the service is open "
-        "(default: api-keys.jsonl in the cache folder, if it is there, or RAYINFER_API_KEYS is set)"
-    ),
-]
-AccessLogFile = Annotated[Path | None, typer.Option(help="file that gets a line of JSON for each request")]
 PerAddress = Annotated[int, typer.Option(min=1, help="connections from one address")]
 IdleConnections = Annotated[int, typer.Option(min=1, help="connections without a request; the oldest are closed first")]
 UnfinishedRequests = Annotated[int, typer.Option(min=1, help="requests with an incomplete head or body")]
@@ -81,6 +75,7 @@ PrioritizeEngines = Annotated[
 @leave_at_once
 @in_one_line
 @with_engine_options
+@with_access_options
 def serve(
     model: Models = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="port of the API")] = 8000,
@@ -104,16 +99,8 @@ def serve(
     trace_requests: Annotated[bool, typer.Option(help="keep the events of each request for ten minutes")] = True,
     trust_tenant_header: TrustTenantHeader = False,
     enable_engine_control: EngineControl = False,
-    api_keys: ApiKeys = None,
-    price_per_engine_hour: Annotated[
-        float, typer.Option(min=0.0, help="price by which /v1/usage shows the cost")
-    ] = 0.0,
-    access_log: AccessLogFile = None,
-    cors_origin: Annotated[list[str] | None, typer.Option(help="web pages that may use it; may be repeated")] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="certificate (PEM), reloaded when it changes")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="key of the certificate (PEM)")] = None,
-    tls_client_ca: Annotated[Path | None, typer.Option(help="ask clients for certificates of these (PEM)")] = None,
     prioritize_engines: PrioritizeEngines = True,
+    access_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_access_options
     engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
 ) -> None:
     """Serve one or more models over the OpenAI API until Ctrl-C; the engine options hold for all of them."""
@@ -133,17 +120,11 @@ def serve(
             "trace_requests": trace_requests,
             "enable_engine_control": enable_engine_control,
             "trust_tenant_header": trust_tenant_header,
-            "api_keys": _key_file(api_keys),
-            "price_per_engine_hour": price_per_engine_hour,
-            "access_log": _absolute(access_log),
-            "cors_origins": cors_origin or [],
-            "tls_cert": _absolute(tls_cert),
-            "tls_key": _absolute(tls_key),
-            "tls_client_ca": _absolute(tls_client_ca),
             "max_connections": max_connections,
             "max_connections_per_address": max_connections_per_address,
             "max_idle_connections": max_idle_connections,
             "max_unfinished_requests": max_unfinished_requests,
+            **access_settings,
         },
         settings=engine_settings,
     )
@@ -151,23 +132,6 @@ def serve(
         more = files.enter_context(haproxy_files(service.host)) if service.has_haproxy else {}
         set_ray_settings(owns_ray=ray_address is None, more=(THROUGHPUT_SETTINGS | more) if more else {})
         _start(service)
-
-
-def _absolute(path: Path | None) -> str | None:
-    return None if path is None else str(path.expanduser().absolute())
-
-
-def _key_file(given: Path | None) -> str | None:
-    """Return the file of keys that the service asks for, checked; None for an open service."""
-    path = given or default_key_file()
-    if given is None and not path.exists() and not environment_api_keys():
-        return None
-    from rayinfer.access.api_key import environment_keys
-    from rayinfer.access.key_file import KeyFile
-
-    environment_keys(environment_api_keys())
-    KeyFile(path).read()
-    return _absolute(path)
 
 
 def _start(service: Service) -> None:

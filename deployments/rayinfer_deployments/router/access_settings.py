@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rayinfer_deployments.router.tls import TlsFiles
+from rayinfer_deployments.router.tls import HttpTlsFiles
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -13,4 +13,4 @@ class AccessSettings:
     price_per_engine_hour: float = 0.0
     log: str | None = None
     cors_origins: tuple[str, ...] = ()
-    tls: TlsFiles | None = None
+    tls: HttpTlsFiles | None = None

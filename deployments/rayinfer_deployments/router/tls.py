@@ -14,7 +14,7 @@ logger = logging.getLogger("ray.serve")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TlsFiles:
+class HttpTlsFiles:
     """Files in PEM form: the certificate with its chain, its key, and the authorities of clients' certificates."""
 
     certificate: str
@@ -50,7 +50,8 @@ class TlsFiles:
 class ReloadedTls:
     """TLS context of a listener; new connections get the files' latest content, open ones continue."""
 
-    def __init__(self, files: TlsFiles) -> None:
+    def __init__(self, files: HttpTlsFiles, *, check_s: float = CHECK_S) -> None:
+        self._check_s = check_s
         self._files = files
         self._stamp = files.stamp()
         self._current = files.context()
@@ -60,7 +61,7 @@ class ReloadedTls:
     async def follow(self) -> None:
         """Load the files whenever they change, until cancelled; invalid ones leave the old ones in place."""
         while True:
-            await asyncio.sleep(CHECK_S)
+            await asyncio.sleep(self._check_s)
             stamp = self._files.stamp()
             if stamp and stamp != self._stamp:
                 self._stamp = stamp

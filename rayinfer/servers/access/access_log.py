@@ -22,9 +22,10 @@ logger = logging.getLogger(__name__)
 class AccessLog:
     """File of lines that several routers append to; it may be moved away while it is written."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, check_s: float = REOPEN_S) -> None:
         """Open the file; raises ConfigError if that fails."""
         self._path = path
+        self._check_s = check_s  # how often it is looked whether the file is still there
         self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._num_dropped = 0
         try:
@@ -70,7 +71,7 @@ class AccessLog:
         return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def _reopen_if_moved(self) -> None:
-        if time.monotonic() - self._checked_s < REOPEN_S:
+        if time.monotonic() - self._checked_s < self._check_s:
             return
         self._checked_s = time.monotonic()
         try:
