@@ -12,7 +12,7 @@ from rayinfer.access.caller import Caller
 from rayinfer.errors import PermissionDenied, RayinferError
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.servers.access.access_log import AccessLog
-from rayinfer.servers.access.open_paths import is_open, scope_of
+from rayinfer.servers.access.open_paths import is_open, route_path, scope_of
 from rayinfer.servers.access.request_record import CLIENT_LEFT, RequestRecord
 from rayinfer.servers.error_formats import error_format_of
 from rayinfer.servers.error_responses import error_response, refusal_reason
@@ -57,7 +57,7 @@ class AccessMiddleware:
             self._log.write(record.as_json(identity.name, exchange.caller, exchange.status))
 
     async def _pass_on(self, scope: Scope, receive: Receive, exchange: "_Exchange", address: str) -> None:
-        if self._access is not None and scope["method"] != "OPTIONS" and not is_open(scope["path"]):
+        if self._access is not None and scope["method"] != "OPTIONS" and not is_open(route_path(scope)):
             try:
                 self._admit(self._access.authenticator, scope, exchange, address)
             except RayinferError as error:
@@ -69,7 +69,7 @@ class AccessMiddleware:
     @staticmethod
     def _admit(authenticator: Authenticator, scope: Scope, exchange: "_Exchange", address: str) -> None:
         exchange.caller = scope["state"]["caller"] = authenticator.authenticate(Headers(scope=scope), address)
-        if not exchange.caller.has_scope(wanted := scope_of(scope["path"])):
+        if not exchange.caller.has_scope(wanted := scope_of(route_path(scope))):
             raise PermissionDenied(f"The API key lacks the scope {wanted.value!r}.")
         authenticator.admit(exchange.caller)
 

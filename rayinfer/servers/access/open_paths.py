@@ -1,5 +1,8 @@
 """Paths that need no key, and the scopes of the others."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from rayinfer.access.api_key import Scope
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
@@ -14,6 +17,13 @@ SCOPES = {
     "/is_paused": Scope.OPERATE,
 }
 OPERATE_PREFIXES = ("/v2/repository/models/",)  # loads and unloads
+
+
+def route_path(scope: Mapping[str, Any]) -> str:
+    """Return the path by which Starlette finds a route: without the prefix of an application behind Serve's proxies."""
+    path: str = scope["path"]
+    prefix: str = scope.get("root_path", "")
+    return path[len(prefix) :] if prefix and path.startswith(prefix + "/") else path
 
 
 def is_open(path: str) -> bool:

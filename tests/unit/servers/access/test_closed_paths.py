@@ -2,6 +2,7 @@
 
 import re
 
+import httpx
 import pytest
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute, Route
@@ -122,3 +123,14 @@ async def test_an_address_that_guesses_gets_429_with_the_time_to_wait(guarded):
         answer = await stranger.get("/v1/models")
         assert 1 <= int(answer.headers["Retry-After"]) <= 60
         assert (await alice.get("/v1/models")).status_code == 200
+
+
+async def test_open_paths_and_scopes_hold_below_a_prefix(guarded):
+    secret = await guarded.key("alice")
+    transport = httpx.ASGITransport(guarded.app, root_path="/prefix")
+    async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+        key = {"x-api-key": secret}
+        for path, status in (("/prefix/health", 200), ("/prefix/v1/models", 200), ("/prefix/metrics", 403)):
+            assert (await client.get(path, headers=key)).status_code == status
+        for path, status in (("/prefix/health", 200), ("/prefix/v1/models", 401), ("/prefixed/health", 401)):
+            assert (await client.get(path)).status_code == status
