@@ -220,6 +220,16 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "rayinfer"
 
 
+def default_key_file() -> Path:
+    """Return the path of the API keys that services of this user ask for once it is there."""
+    return cache_folder() / "api-keys.jsonl"
+
+
+def environment_api_keys() -> list[str]:
+    """Return the API keys in RAYINFER_API_KEYS, which commas or white space separate."""
+    return os.environ.get("RAYINFER_API_KEYS", "").replace(",", " ").split()
+
+
 def packed_cache_bytes() -> int:
     """Most bytes of packed weights in the cache folder; raises ConfigError for a setting that is no number."""
     setting = os.environ.get("RAYINFER_PACKED_CACHE_GIB", "")

@@ -58,6 +58,14 @@ class TraceNotFound(RequestError):
     """A trace of a request that is unknown, or of which nothing is kept."""
 
 
+class AuthenticationFailed(RequestError):
+    """A request without a key, or with one that is not valid."""
+
+
+class PermissionDenied(RequestError):
+    """A request that its key does not permit."""
+
+
 class RequestTooLarge(RequestError):
     """A body above the service's limit in bytes."""
 
@@ -80,6 +88,14 @@ class Unavailable(RayinferError):
 
     def __str__(self) -> str:
         return self.message
+
+
+class RateLimited(Unavailable):
+    """A limit of the key or of the client's address is used up for now."""
+
+
+class QuotaExceeded(RateLimited):
+    """The key's tokens of this day are used up."""
 
 
 class QueueFull(Unavailable):

@@ -7,14 +7,17 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from rayinfer.config import EngineConfig, describe_validation_error
+from rayinfer.access.api_key import environment_keys
+from rayinfer.config import EngineConfig, default_key_file, describe_validation_error, environment_api_keys
 from rayinfer.errors import ConfigError
 from rayinfer.routing.autoscaling_settings import AutoscalingSettings
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.servers.kserve.example_models import EXAMPLE_NAMES
 from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, MAX_BODY_BYTES
 from rayinfer.servers.request_limits import RequestLimits
+from rayinfer_deployments.router.access_settings import AccessSettings
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits
+from rayinfer_deployments.router.tls import HttpTlsFiles
 
 ENGINE_NUM_CPUS = 0.5  # that Ray sets aside for an engine: it takes what the machine has, whatever that is
 
@@ -124,7 +127,7 @@ class LLMAppArgs(BaseModel):
     max_body_bytes: int = Field(DEFAULT_MAX_BODY_BYTES, ge=1024, le=MAX_BODY_BYTES, description="largest request body")
     request_timeout_s: float | None = Field(None, gt=0, description="longest time for one request; more ends it")
     enable_engine_control: bool = Field(
-        False, description="paths that pause engines and put them to sleep, open to all clients"
+        False, description="paths that pause engines and put them to sleep, for all clients or keys that may"
     )
     trust_tenant_header: bool = Field(
         False, description="take a request's tenant from x-tenant-id; for services behind a gateway that sets it"
@@ -132,6 +135,17 @@ class LLMAppArgs(BaseModel):
     trace_requests: bool = Field(
         True, description="keep the events of each request for ten minutes, for GET /v1/requests/{id}/trace"
     )
+    api_keys: str | None = Field(
+        None,
+        description="file of API keys, which `rayinfer keys` writes; without one, and without RAYINFER_API_KEYS, "
+        "the service is open",
+    )
+    price_per_engine_hour: float = Field(0.0, ge=0, description="price by which usage is shown as cost")
+    access_log: str | None = Field(None, description="file that gets a line of JSON for each request, without prompts")
+    cors_origins: list[str] = Field([], description="origins of web pages that may use the service; * for all")
+    tls_cert: str | None = Field(None, description="certificate of the routers' own port (PEM, with its chain)")
+    tls_key: str | None = Field(None, description="key of that certificate (PEM)")
+    tls_client_ca: str | None = Field(None, description="authorities of the certificates that clients must have (PEM)")
     with_examples: bool = Field(
         False, description=f"serve the tensor models {' and '.join(EXAMPLE_NAMES)} as well, for clients' own examples"
     )
@@ -162,6 +176,29 @@ class LLMAppArgs(BaseModel):
     )
     num_routers: int = Field(1, ge=1, le=64, description="routers that share the connections, each with its own queue")
     router_num_cpus: float = Field(0.1, ge=0, description="CPUs that Ray sets aside for the router's process")
+
+    @model_validator(mode="after")
+    def _tls_is_complete(self) -> "LLMAppArgs":
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key need each other")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca needs tls_cert and tls_key")
+        if self.tls_cert is not None and self.listen_port is None:
+            raise ValueError("tls_cert is for the routers' own port: it needs listen_port, which a proxy excludes")
+        return self
+
+    def access_settings(self) -> AccessSettings:
+        """Return the routers' settings of keys, TLS and the access log."""
+        has_tls = self.tls_cert is not None and self.tls_key is not None
+        return AccessSettings(
+            key_file=self.api_keys,
+            price_per_engine_hour=self.price_per_engine_hour,
+            log=self.access_log,
+            cors_origins=tuple(self.cors_origins),
+            tls=HttpTlsFiles(certificate=self.tls_cert or "", key=self.tls_key or "", client_ca=self.tls_client_ca)
+            if has_tls
+            else None,
+        )
 
     def connection_limits(self) -> ConnectionLimits:
         """Return the connection limits of the routers' own port."""
@@ -197,6 +234,13 @@ def with_gpus_for_ranks(args: LLMAppArgs, num_gpus: float) -> LLMAppArgs:
             model = model.model_copy(update={"num_gpus": 1.0})
         models.append(model)
     return args.model_copy(update={"models": models})
+
+
+def with_environment_keys(args: LLMAppArgs) -> LLMAppArgs:
+    """Have keys asked for where the environment holds some, with the default file for more."""
+    if args.api_keys is not None or not environment_keys(environment_api_keys()):
+        return args
+    return args.model_copy(update={"api_keys": str(default_key_file())})
 
 
 def llm_app_args(settings: Mapping[str, Any]) -> LLMAppArgs:

@@ -11,7 +11,7 @@ from ray import serve
 from ray.serve import Application
 
 from rayinfer import __version__
-from rayinfer_deployments.app_args import LLMAppArgs, ModelArgs
+from rayinfer_deployments.app_args import LLMAppArgs, ModelArgs, with_environment_keys
 from rayinfer_deployments.discovery.addressed_request_router import addressed_routing
 from rayinfer_deployments.discovery.autoscaling_policy import serve_autoscaling
 from rayinfer_deployments.engine.engine_ranks import EngineResources
@@ -41,6 +41,7 @@ def build_llm_app(args: LLMAppArgs) -> Application:
 
 def build_app_over(make_engines: MakeEngines, args: LLMAppArgs) -> Application:
     """Serve models on engines of any kind that publish their addresses as `EngineReplica` does."""
+    args = with_environment_keys(args)
     num_processes = sum(model.most_replicas * model.num_ranks for model in args.models)
     models = [
         RouterModel(
@@ -82,6 +83,7 @@ def build_app_over(make_engines: MakeEngines, args: LLMAppArgs) -> Application:
             listen_on=_listen_address(args, args.listen_port),
             grpc_on=_listen_address(args, args.grpc_port),
             connection_limits=args.connection_limits(),
+            access=args.access_settings(),
             drain_timeout_s=longest_drain_s,
         )
     )

@@ -59,3 +59,14 @@ def router_limits(settings: Mapping[str, Any]) -> RouterLimits:
         return RouterLimits.model_validate(dict(settings))
     except ValidationError as error:
         raise ConfigError(describe_validation_error(error)) from None
+
+
+def with_tenant_weights(limits: RouterLimits, weights: Mapping[str, float]) -> RouterLimits:
+    """Return the limits with the weights of tenants that they do not name."""
+    default = limits.other_tenants
+    added = {
+        tenant: default.model_copy(update={"weight": weight})
+        for tenant, weight in weights.items()
+        if tenant not in limits.tenants and weight != default.weight
+    }
+    return limits.model_copy(update={"tenants": {**added, **limits.tenants}}) if added else limits

@@ -6,15 +6,22 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from importlib.metadata import version as installed_version
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
+from rayinfer.access.access_control import AccessControl
+from rayinfer.access.rate_limits import RATE_LIMIT_HEADERS
 from rayinfer.errors import InvalidParameter, RayinferError
 from rayinfer.metrics.families import MetricsSnapshot
 from rayinfer.metrics.service_metrics import CONTENT_TYPE, ServiceMetrics
+from rayinfer.servers.access.access_log import AccessLog
+from rayinfer.servers.access.middleware import AccessMiddleware
+from rayinfer.servers.access.usage import add_usage_routes
 from rayinfer.servers.caller import trust_tenant_header
 from rayinfer.servers.engine_control import add_engine_control_routes
 from rayinfer.servers.error_formats import error_format_of
@@ -45,6 +52,12 @@ from rayinfer.servers.tgi.routes import TGI_GENERATION_PATHS, add_tgi_routes
 from rayinfer.servers.traces import add_trace_routes
 from rayinfer.traces.trace_store import TraceStore
 
+CORS_OPTIONS: dict[str, Any] = {
+    "allow_methods": ["GET", "POST"],
+    "allow_headers": ["*"],
+    "expose_headers": ["x-request-id", "retry-after", *RATE_LIMIT_HEADERS],
+}
+
 logger = logging.getLogger(__name__)
 
 OtherMetrics = Callable[[], Awaitable[Sequence[MetricsSnapshot]]]
@@ -60,6 +73,10 @@ def build_app(
     echoes_request_id: bool = True,
     enable_engine_control: bool = False,
     trusts_tenant_header: bool = False,
+    access: AccessControl | None = None,
+    access_log: AccessLog | None = None,
+    price_per_engine_hour: float = 0.0,
+    cors_origins: Sequence[str] = (),
     other_metrics: OtherMetrics | None = None,
     request_limits: RequestLimits = DEFAULT_REQUEST_LIMITS,
     trusts_request_chat_template: bool = False,
@@ -69,23 +86,26 @@ def build_app(
 
     Requests are traced if there are `traces` to keep them in, shared with the generators. A proxy that puts
     `x-request-id` on every answer itself, as Ray Serve's does, wants `echoes_request_id=False`. `other_metrics`
-    returns the metrics of the other routers behind this address. With
-    `trusts_tenant_header`, all clients must come through a gateway that sets it; with `trusts_request_chat_template`,
-    they may send programs, which templates are, for the service to run. A `kserve` that is
-    shared with gRPC has a generation service of its own, which takes the place of one over `models`, and may have
-    tensor models.
+    returns the metrics of the other routers behind this address. With `trusts_tenant_header`, all clients must come
+    through a gateway that sets it; with `trusts_request_chat_template`, they may send programs, which templates are,
+    for the service to run. A `kserve` that is shared with gRPC has a generation service of its own, which takes the
+    place of one over `models`, and may have tensor models. With `access`, all but `open_paths.py` needs a key. Web
+    pages of `cors_origins` may use the service.
     """
     app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False)
     trust_tenant_header(app, trusts_tenant_header)
     bounds = RequestBounds(max_body_bytes=max_body_bytes)
-    app.add_middleware(
-        LoadShedding, models=models, metrics=metrics, paths=[*generation_paths(), *TGI_GENERATION_PATHS, API]
-    )
+    paths = [*generation_paths(), *TGI_GENERATION_PATHS, API]
+    app.add_middleware(LoadShedding, models=models, metrics=metrics, paths=paths)
+    if access is not None or access_log is not None:
+        app.add_middleware(AccessMiddleware, access=access, metrics=metrics, log=access_log)
+    if cors_origins:
+        app.add_middleware(CORSMiddleware, allow_origins=list(cors_origins), **CORS_OPTIONS)
     app.add_middleware(RequestBoundary, metrics=metrics, bounds=bounds, echoes_request_id=echoes_request_id)
     _add_error_handlers(app, metrics)
     # Paths are looked through in this order, so those that are asked most come first.
     if kserve is None:
-        service = GenerationService(models, request_timeout_s, traces, request_limits)
+        service = GenerationService(models, request_timeout_s, traces, request_limits, access)
         kserve = InferenceService(service, ModelRepository(models))
     service = kserve.generation
     add_info_routes(app, service)  # before OpenAI's /models/{id}, whose ids may contain slashes
@@ -97,11 +117,17 @@ def build_app(
     _add_service_routes(app, models, metrics, other_metrics)
     add_server_info_routes(app, service)
     add_trace_routes(app, traces)
+    if access is not None:
+        add_usage_routes(app, access, price_per_engine_hour)
     if enable_engine_control:
         add_engine_control_routes(app, models)
+    _complete_document(app)
+    return app
+
+
+def _complete_document(app: FastAPI) -> None:
     add_component_schemas(app, lambda: ERROR_SCHEMAS)
     remove_validation_errors(app)
-    return app
 
 
 def _add_error_handlers(app: FastAPI, metrics: ServiceMetrics) -> None:

@@ -1,25 +1,23 @@
-"""The caller of a request: whose share, prefix cache and limits it uses."""
+"""The context of a request: its identity, its caller, and what the access log records of it."""
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastapi import FastAPI, Request
 
-from rayinfer.errors import InvalidParameter
+from rayinfer.access.caller import Caller as Caller
+from rayinfer.errors import InvalidParameter, UnknownModel
+from rayinfer.servers.access.request_record import RequestRecord
 from rayinfer.servers.request_boundary import RequestIdentity
+from rayinfer.servers.served_model import ServedModel, find_model
 
 TENANT_HEADER = "x-tenant-id"
 MAX_TENANT_CHARS = 128
 _TENANT = re.compile(rf"[A-Za-z0-9._:@/-]{{1,{MAX_TENANT_CHARS}}}")
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Sender of a request, as far as the service knows it."""
-
-    tenant: str = ""  # "" for none
-    cache_salt: str = ""  # of its requests that name none
+ANYONE = Caller()  # where no key is needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +26,12 @@ class RequestContext:
 
     identity: RequestIdentity
     caller: Caller
+    record: RequestRecord | None = None  # where an access log is kept
 
 
 def request_context(request: Request) -> RequestContext:
     """Return the context of an HTTP request; raises InvalidParameter for a malformed tenant name."""
-    return RequestContext(request.state.identity, caller_of(request))
+    return RequestContext(request.state.identity, caller_of(request), getattr(request.state, "record", None))
 
 
 def trust_tenant_header(app: FastAPI, is_trusted: bool) -> None:
@@ -43,22 +42,50 @@ def trust_tenant_header(app: FastAPI, is_trusted: bool) -> None:
 def caller_of(request: Request) -> Caller:
     """Return a request's caller; raises InvalidParameter for a malformed tenant name.
 
-    Tenants have shares of their own and share no cached prefix, so a name is taken as it is or not at all.
+    The trusted header's tenant counts instead of the key's. Tenants have shares of their own and share no cached
+    prefix, so a name is taken as it is or not at all.
     """
-    return _caller_named(request.headers.getlist(TENANT_HEADER) if request.app.state.trusts_tenant_header else [])
+    names = request.headers.getlist(TENANT_HEADER) if request.app.state.trusts_tenant_header else []
+    return _with_tenant(getattr(request.state, "caller", ANYONE), names)
 
 
-def caller_of_headers(headers: Mapping[str, str]) -> Caller:
+def caller_of_headers(headers: Mapping[str, str], caller: Caller) -> Caller:
     """Return the caller of a call whose tenant header is trusted; raises InvalidParameter for a malformed name."""
-    return _caller_named([headers[TENANT_HEADER]] if TENANT_HEADER in headers else [])
+    return _with_tenant(caller, [headers[TENANT_HEADER]] if TENANT_HEADER in headers else [])
 
 
-def _caller_named(names: Sequence[str]) -> Caller:
+def _with_tenant(caller: Caller, names: Sequence[str]) -> Caller:
     if not names:
-        return Caller()
+        return caller
     if len(names) > 1 or not _TENANT.fullmatch(names[0]):
         raise InvalidParameter(
             f"the header {TENANT_HEADER} must be one name of 1 to {MAX_TENANT_CHARS} letters, digits and . _ : @ / -",
             TENANT_HEADER,
         )
-    return Caller(names[0])
+    return replace(caller, tenant=names[0])
+
+
+def usable_models(request: Request, models: Mapping[str, ServedModel]) -> Mapping[str, ServedModel]:
+    """Return the models that the caller may use."""
+    caller = caller_of(request)
+    if caller.key is None or caller.key.limits.models is None:
+        return models
+    return {name: model for name, model in models.items() if caller.may_use(name)}
+
+
+def find_usable_model(request: Request, models: Mapping[str, ServedModel], name: str) -> ServedModel:
+    """Look up a model that the caller may use; raises UnknownModel or NotReady."""
+    caller = caller_of(request)
+    try:
+        if not caller.may_use(name):
+            raise UnknownModel(name, "model")
+        return find_model(models, name)
+    except UnknownModel as error:
+        raise hide_other_models(error, caller) from None
+
+
+def hide_other_models(error: UnknownModel, caller: Caller) -> UnknownModel:
+    """Return the error without the names of models, where the caller may not use all of them."""
+    if caller.key is None or caller.key.limits.models is None:
+        return error
+    return UnknownModel("The model does not exist, or the API key does not permit it.", error.param, error.code)

@@ -9,12 +9,16 @@ from typing import Any
 from starlette.responses import Response
 
 from rayinfer.errors import (
+    AuthenticationFailed,
     EngineDead,
     HeadersTooLarge,
     NotReady,
     NotSupported,
+    PermissionDenied,
     PromptTooLong,
     QueueFull,
+    QuotaExceeded,
+    RateLimited,
     RequestError,
     RequestFailed,
     RequestTimedOut,
@@ -50,6 +54,8 @@ class ErrorKind:
 ERROR_KINDS: Mapping[type[BaseException], ErrorKind] = {
     RequestError: ErrorKind(400, "invalid_request_error"),
     PromptTooLong: ErrorKind(400, "invalid_request_error", "context_length_exceeded"),
+    AuthenticationFailed: ErrorKind(401, "invalid_request_error", "invalid_api_key"),
+    PermissionDenied: ErrorKind(403, "permission_error", "permission_denied"),
     UnknownModel: ErrorKind(404, "invalid_request_error", "model_not_found"),
     TaskNotServed: ErrorKind(404, "invalid_request_error", "task_not_served"),
     NotSupported: ErrorKind(501, "invalid_request_error", "not_supported"),
@@ -58,6 +64,8 @@ ERROR_KINDS: Mapping[type[BaseException], ErrorKind] = {
     RequestTooLarge: ErrorKind(413, "invalid_request_error", "request_too_large"),
     RequestTooSlow: ErrorKind(408, "invalid_request_error", "request_too_slow"),
     HeadersTooLarge: ErrorKind(431, "invalid_request_error", "headers_too_large"),
+    RateLimited: ErrorKind(429, "rate_limit_error", "rate_limit_exceeded"),
+    QuotaExceeded: ErrorKind(429, "rate_limit_error", "insufficient_quota"),
     QueueFull: ErrorKind(429, "rate_limit_error", "queue_full"),
     StartingQueueFull: ErrorKind(503, "service_unavailable_error", "queue_full"),
     NotReady: ErrorKind(503, "service_unavailable_error", "not_ready"),
@@ -100,6 +108,8 @@ def error_response(error: BaseException, form: ErrorFormat = openai_error) -> Re
     headers = {}
     if isinstance(error, Unavailable):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, AuthenticationFailed):
+        headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, RequestTooLarge | RequestTooSlow | HeadersTooLarge):
         headers["Connection"] = "close"  # the rest of the request is not worth reading
     status, body = form(public_error(error))

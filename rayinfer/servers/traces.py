@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from rayinfer.access.api_key import Scope
 from rayinfer.errors import TraceNotFound
 from rayinfer.servers.caller import caller_of
 from rayinfer.servers.error_responses import json_response
@@ -41,9 +42,12 @@ def add_trace_routes(app: FastAPI, traces: TraceStore | None) -> None:
         """Return the traces of the tenant's requests of this id or name, the latest first."""
         if traces is None:
             raise TraceNotFound(SWITCHED_OFF, "trace_requests", "traces_switched_off")
-        tenant = caller_of(request).tenant
+        caller = caller_of(request)
         # A client that chose a name may not know how it was cleaned.
-        found = traces.find(request_id, tenant) or traces.find(cleaned_name(request_id), tenant)
+        names = (request_id, cleaned_name(request_id))
+        found = traces.find(names[0], caller.tenant) or traces.find(names[1], caller.tenant)
+        if not found and caller.key is not None and caller.has_scope(Scope.OPERATE):
+            found = traces.find_of_all_tenants(names[0]) or traces.find_of_all_tenants(names[1])
         if not found:
             raise TraceNotFound(
                 f"No trace of a request {request_id!r:.200}: it is unknown here, or its trace is no longer kept.",

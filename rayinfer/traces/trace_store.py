@@ -116,6 +116,18 @@ class TraceStore:
         ]
         return [*self._by_name.get((tenant, name), ()), *by_response_id][::-1]
 
+    def find_of_all_tenants(self, name: str) -> list[StoredTrace]:
+        """Find the requests of all tenants by the id of the response or by name; looks through all names."""
+        return [stored for tenant in {tenant for tenant, _ in self._by_name} for stored in self.find(name, tenant)]
+
+    def dispatched_s(self, name: str, tenant: str, response_id: str) -> float | None:
+        """Return when the first part of a request was sent to an engine, in seconds since 1970."""
+        for stored in reversed(self._by_name.get((tenant, name), ())):
+            if stored.response_id == response_id:
+                times = [event.time_s for event in stored.trace.in_order() if event.name == "dispatched"]
+                return min(times, default=None)
+        return None
+
     def _note_change(self, stored: StoredTrace) -> None:
         size = len(stored.trace) + len(stored.prompts)  # a rejected request of a thousand prompts has one event
         self._size += size - stored.counted_size

@@ -14,6 +14,7 @@ from rayinfer.config import DEFAULT_MODEL, cache_folder, engine_config
 from rayinfer.errors import RayinferError
 from rayinfer.routing.limits import router_limits
 from rayinfer.servers.request_limits import request_limits as checked_request_limits
+from rayinfer_deployments.cli.access_options import with_access_options
 from rayinfer_deployments.cli.config_options import with_engine_options
 from rayinfer_deployments.cli.control.limits import mapping_in
 from rayinfer_deployments.cli.control.scale import engines_asked_for
@@ -34,6 +35,11 @@ Models = Annotated[
         show_default=False,
     ),
 ]
+Port = Annotated[int, typer.Option(min=1, max=MAX_PORT, help="port of the API")]
+ModelName = Annotated[
+    str | None, typer.Option(help="name of the model in the API (default: MODEL); of several, MODEL=NAME each")
+]
+Connections = Annotated[int, typer.Option(min=1, help="connections in all")]
 ProfileOption = Annotated[
     Profile,
     typer.Option(help="throughput: HAProxy in front of the routers, and chunks of four tokens"),
@@ -60,7 +66,8 @@ RequestTimeout = Annotated[
 EngineControl = Annotated[
     bool,
     typer.Option(
-        "--enable-engine-control", help="HTTP paths that pause engines and put them to sleep, open to all clients"
+        "--enable-engine-control",
+        help="HTTP paths that pause engines and put them to sleep, for all clients or keys that may",
     ),
 ]
 PerAddress = Annotated[int, typer.Option(min=1, help="connections from one address")]
@@ -93,9 +100,10 @@ PrioritizeEngines = Annotated[
 @leave_at_once
 @in_one_line
 @with_engine_options
+@with_access_options
 def serve(
     model: Models = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="port of the API")] = 8000,
+    port: Port = 8000,
     grpc_port: GrpcPort = None,
     host: Host = "127.0.0.1",
     replicas: Replicas = None,
@@ -105,14 +113,10 @@ def serve(
     limits: LimitsFile = None,
     request_limits: RequestLimitsFile = None,
     trust_request_chat_template: TrustTemplate = False,
-    name: Annotated[
-        str | None, typer.Option(help="name of the model in the API (default: MODEL); of several, MODEL=NAME each")
-    ] = None,
+    name: ModelName = None,
     ray_address: RayAddress = None,
     request_timeout: RequestTimeout = None,
-    max_connections: Annotated[
-        int, typer.Option(min=1, help="connections in all")
-    ] = DEFAULT_CONNECTION_LIMITS.max_connections,
+    max_connections: Connections = DEFAULT_CONNECTION_LIMITS.max_connections,
     max_connections_per_address: PerAddress = DEFAULT_CONNECTION_LIMITS.max_connections_per_address,
     max_idle_connections: IdleConnections = DEFAULT_CONNECTION_LIMITS.max_idle_connections,
     max_unfinished_requests: UnfinishedRequests = DEFAULT_CONNECTION_LIMITS.max_unfinished_requests,
@@ -121,11 +125,11 @@ def serve(
     enable_engine_control: EngineControl = False,
     with_examples: WithExamples = False,
     prioritize_engines: PrioritizeEngines = True,
+    access_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_access_options
     engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
 ) -> None:
     """Serve one or more models over the OpenAI API until Ctrl-C; the engine options hold for all of them."""
     interrupt_on_signals()
-    limits_in_file = {} if request_limits is None else mapping_in(request_limits)
     service = Service(
         models=_named_models(model or [DEFAULT_MODEL], name),
         host=host,
@@ -143,12 +147,13 @@ def serve(
             "enable_engine_control": enable_engine_control,
             "trust_tenant_header": trust_tenant_header,
             "trust_request_chat_template": trust_request_chat_template,
-            "request_limits": checked_request_limits(limits_in_file).model_dump(),
+            "request_limits": _request_limits(request_limits),
             "with_examples": with_examples,
             "max_connections": max_connections,
             "max_connections_per_address": max_connections_per_address,
             "max_idle_connections": max_idle_connections,
             "max_unfinished_requests": max_unfinished_requests,
+            **access_settings,
         },
         settings=engine_settings,
     )
@@ -156,6 +161,10 @@ def serve(
         more = files.enter_context(haproxy_files(service.host)) if service.has_haproxy else {}
         set_ray_settings(owns_ray=ray_address is None, more=(THROUGHPUT_SETTINGS | more) if more else {})
         _start(service)
+
+
+def _request_limits(file: Path | None) -> dict[str, Any]:
+    return checked_request_limits({} if file is None else mapping_in(file)).model_dump()
 
 
 def _start(service: Service) -> None:

@@ -58,6 +58,11 @@ class Service:
         """Return whether the service has an HAProxy of its own in front of its routers."""
         return self.profile == Profile.THROUGHPUT and self.ray_address is None
 
+    @property
+    def has_tls(self) -> bool:
+        """Return whether clients connect by TLS."""
+        return self.options.get("tls_cert") is not None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
@@ -209,7 +214,15 @@ def _bring_up(service: Service, cluster: "Cluster", prepared: Prepared, phases: 
             if not has_reports:  # which have more detail
                 phases.explain(reason)
 
-        wait_until_ready(APPLICATION, service.host, service.port, check=check, on_progress=on_progress)
+        wait_until_ready(
+            APPLICATION,
+            service.host,
+            service.port,
+            check,
+            on_progress,
+            has_tls=service.has_tls,
+            is_ready=(lambda: _are_routers_ready(service, 1)) if service.options.get("tls_client_ca") else None,
+        )
         lines.show(reports.new())
     if service.routers > 1:
         _wait_for_all_routers(service, cluster)
@@ -218,16 +231,20 @@ def _bring_up(service: Service, cluster: "Cluster", prepared: Prepared, phases: 
 
 def _wait_for_all_routers(service: Service, cluster: "Cluster") -> None:
     """Wait until each router knows an engine: /ready covers only the router that answers."""
-    from rayinfer_deployments.cluster.service_record import control_socket_path
-    from rayinfer_deployments.operations.control_socket import ask
-
     latest = time.monotonic() + ALL_ROUTERS_S
     while time.monotonic() < latest:
         cluster.check()
-        routers = ask(control_socket_path(service.port), "status", timeout_s=ALL_ROUTERS_S)["routers"]
-        if len(routers) >= service.routers and all(model["ready"] for router in routers for model in router["models"]):
+        if _are_routers_ready(service, service.routers):
             return
         time.sleep(POLL_S)
+
+
+def _are_routers_ready(service: Service, num_routers: int) -> bool:
+    from rayinfer_deployments.cluster.service_record import control_socket_path
+    from rayinfer_deployments.operations.control_socket import ask
+
+    routers = ask(control_socket_path(service.port), "status", timeout_s=ALL_ROUTERS_S)["routers"]
+    return len(routers) >= num_routers and all(model["ready"] for router in routers for model in router["models"])
 
 
 def _recorded(service: Service, cluster: "Cluster") -> AbstractContextManager[object]:
@@ -240,13 +257,14 @@ def _recorded(service: Service, cluster: "Cluster") -> AbstractContextManager[ob
         ray_address=cluster.address,
         owns_ray=cluster.owns_ray,
         application=APPLICATION,
+        has_tls=service.has_tls,
     )
 
 
 def _announce(service: Service, console: Console) -> None:
     from rayinfer_deployments.cluster.service_record import service_url
 
-    url = service_url(service.host, service.port)
+    url = service_url(service.host, service.port, has_tls=service.has_tls)
     question = [{"role": "user", "content": "What is the capital of France?"}]
     body = json.dumps({"model": next(iter(service.models)), "messages": question, "max_tokens": 32, "temperature": 0})
     console.print(
@@ -259,8 +277,9 @@ def _announce(service: Service, console: Console) -> None:
         console.print(f"gRPC at {service.host}:{service.grpc_port}", markup=False, highlight=False, soft_wrap=True)
     for line in _described(service):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+    key = ' -H "Authorization: Bearer $RAYINFER_API_KEY"' if service.options.get("api_keys") else ""
     command = (
-        f"curl {url}/v1/chat/completions -H {shlex.quote('Content-Type: application/json')} -d {shlex.quote(body)}"
+        f"curl {url}/v1/chat/completions -H {shlex.quote('Content-Type: application/json')}{key} -d {shlex.quote(body)}"
     )
     # One line, however narrow the terminal: a wrapped command cannot be pasted.
     console.print(command, markup=False, highlight=False, soft_wrap=True)

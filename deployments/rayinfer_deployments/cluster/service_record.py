@@ -25,6 +25,7 @@ class ServiceRecord:
     ray_address: str
     owns_ray: bool  # whether Ray was started by the service and ends with it
     application: str  # its name in Serve
+    has_tls: bool = False
 
     @property
     def is_alive(self) -> bool:
@@ -46,13 +47,14 @@ class ServiceRecord:
     @property
     def base_url(self) -> str:
         """Return the service's URL, seen from this machine."""
-        return service_url(self.host, self.port)
+        return service_url(self.host, self.port, has_tls=self.has_tls)
 
 
-def service_url(host: str, port: int) -> str:
+def service_url(host: str, port: int, *, has_tls: bool = False) -> str:
     """Return the URL at which a server bound to `host` is reached from its own machine."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+    scheme = "https" if has_tls else "http"
+    return f"{scheme}://[{reachable}]:{port}" if ":" in reachable else f"{scheme}://{reachable}:{port}"
 
 
 def record_folder() -> Path:
@@ -67,7 +69,14 @@ def control_socket_path(port: int) -> Path:
 
 @contextlib.contextmanager
 def recorded(
-    *, host: str, port: int, models: list[str], ray_address: str, owns_ray: bool, application: str
+    *,
+    host: str,
+    port: int,
+    models: list[str],
+    ray_address: str,
+    owns_ray: bool,
+    application: str,
+    has_tls: bool = False,
 ) -> Iterator[ServiceRecord]:
     """Keep a record of this process's service while it runs."""
     own = read_process(os.getpid())
@@ -81,6 +90,7 @@ def recorded(
         ray_address=ray_address,
         owns_ray=owns_ray,
         application=application,
+        has_tls=has_tls,
     )
     path = record_folder() / f"{port}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from rayinfer.errors import RayinferError
 from rayinfer_deployments.cluster.service_record import service_url
 
 POLL_S = 0.05
+READY_S = 0.5
 STATUS_S = 1.0  # Serve's account of an application costs it and us tens of milliseconds, which the engines' start lacks
 SILENT_PORT_S = 15.0  # how long Serve may call the application running while its port does not answer
 REASON_LIMIT = 500  # characters of a failure that are shown
@@ -43,21 +44,35 @@ def redeploy(application: serve.Application, name: str, route_prefix: str = "/")
 
 
 def wait_until_ready(
-    name: str, host: str, port: int, check: Callable[[], None], on_progress: Callable[[str], None]
+    name: str,
+    host: str,
+    port: int,
+    check: Callable[[], None],
+    on_progress: Callable[[str], None],
+    *,
+    has_tls: bool = False,
+    is_ready: Callable[[], bool] | None = None,
 ) -> None:
     """Return once `/ready` answers 200; `on_progress` is called with what is still missing, `check` may raise.
 
+    Where the port asks for certificates that this process lacks, `is_ready` finds out instead.
     Raises ServiceFailed when Serve gives the application up.
     """
     silent_since: float | None = None
+    url = service_url(host, port, has_tls=has_tls)
     overview, asked_s = None, time.monotonic()
-    with httpx.Client(base_url=service_url(host, port), timeout=5.0, trust_env=False) as client:
+    with httpx.Client(base_url=url, timeout=5.0, trust_env=False, verify=False) as client:
         while True:
             check()
             if (now := time.monotonic()) - asked_s > STATUS_S:
                 overview, asked_s = serve.status().applications.get(name), now
             if overview is not None and overview.status == ApplicationStatus.DEPLOY_FAILED:
                 raise ServiceFailed(failure_of(overview))
+            if is_ready is not None:
+                if is_ready():
+                    return
+                time.sleep(READY_S)
+                continue
             response = _ask(client)
             if response is not None and response.status_code == 200:
                 return
@@ -66,7 +81,7 @@ def wait_until_ready(
             is_silent = response is None and overview is not None and overview.status == ApplicationStatus.RUNNING
             silent_since = (silent_since or now) if is_silent else None
             if silent_since is not None and now - silent_since > SILENT_PORT_S:
-                raise ServiceFailed(f"nothing answers on {host}:{port}: this Ray's Serve listens on another address")
+                raise ServiceFailed(f"nothing answers on {url}: this Ray's Serve listens on another address")
             time.sleep(POLL_S)
 
 

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import functools
 import socket
+from collections.abc import Callable
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -11,12 +13,16 @@ from starlette.types import ASGIApp
 from rayinfer.errors import RayinferError
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits, ConnectionTable
 from rayinfer_deployments.router.http_connection import HttpConnection
+from rayinfer_deployments.router.tls import ReloadedTls
 
 KEEP_ALIVE_S = 90
 BACKLOG = 2048
 CLOSE_ANNOUNCED_S = 2.0  # how long responses ask clients to reconnect before their connections are closed
 POLL_S = 0.05
+HANDSHAKE_S = 10.0
 CONNECTION_CLOSE = (b"connection", b"close")
+
+Tls = dict[str, Any]  # what the event loop's methods take
 
 
 class HttpServer:
@@ -30,6 +36,7 @@ class HttpServer:
         *,
         limits: ConnectionLimits = DEFAULT_CONNECTION_LIMITS,
         connection: type[HttpConnection] = HttpConnection,
+        tls: ReloadedTls | None = None,
     ) -> None:
         """Bind the address; raises RayinferError when another process has it."""
         # A router that replaces another shares the port with it until that one is gone.
@@ -45,7 +52,8 @@ class HttpServer:
             timeout_graceful_shutdown=None,
             server_header=False,
         )
-        self._server = uvicorn.Server(self._config)
+        self._tls: Tls = {} if tls is None else {"ssl": tls.context, "ssl_handshake_timeout": HANDSHAKE_S}
+        self._server = _Server(self._config, self._make_protocol, self._tls)
         listener = self._socket.dup()  # the server closes its own; ours keeps the queue of new connections
         self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listener]))
 
@@ -79,7 +87,7 @@ class HttpServer:
         self._socket.close()
         for connection in accepted:
             connection.setblocking(False)
-            await loop.connect_accepted_socket(self._make_protocol, connection)
+            await loop.connect_accepted_socket(self._make_protocol, connection, **self._tls)
 
     def _make_protocol(self) -> asyncio.Protocol:
         return self._config.http_protocol_class(  # type: ignore[call-arg]  # as uvicorn makes it
@@ -97,6 +105,24 @@ class HttpServer:
             async with asyncio.timeout(wait_s):
                 while self._server.server_state.connections:  # noqa: ASYNC110 - uvicorn has no event for it
                     await asyncio.sleep(POLL_S)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, with a limit for TLS handshakes: their connections are not in the table yet."""
+
+    def __init__(self, config: uvicorn.Config, make_protocol: Callable[[], asyncio.Protocol], tls: Tls) -> None:
+        super().__init__(config)
+        self._make_protocol = make_protocol
+        self._tls = tls
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on the sockets."""
+        await super().startup(sockets=[])
+        loop = asyncio.get_running_loop()
+        for listener in sockets or ():
+            self.servers.append(
+                await loop.create_server(self._make_protocol, sock=listener, backlog=BACKLOG, **self._tls)
+            )
 
 
 def _listen(host: str, port: int) -> socket.socket:

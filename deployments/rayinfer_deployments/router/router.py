@@ -1,18 +1,22 @@
 """The Serve deployment that clients talk to: HTTP in front, one dispatcher per model behind it; loads no torch."""
 
 import asyncio
+import contextlib
 import gc
 import logging
 import sys
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
+from rayinfer.access.access_control import AccessControl
+from rayinfer.access.generation_usage import engine_load
 from rayinfer.errors import ConfigError
 from rayinfer.metrics.families import MetricsSnapshot
 from rayinfer.metrics.service_metrics import ServiceMetrics
@@ -20,9 +24,10 @@ from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.protocols import ControlAction, ServiceStatus
 from rayinfer.routing.dispatch import ENGINE_WAIT_S, Dispatcher
 from rayinfer.routing.first_tokens import FirstTokens
-from rayinfer.routing.limits import RouterLimits, router_limits
+from rayinfer.routing.limits import RouterLimits, router_limits, with_tenant_weights
+from rayinfer.servers.access.access_log import AccessLog
 from rayinfer.servers.app import build_app
-from rayinfer.servers.caller import Caller, caller_of_headers
+from rayinfer.servers.caller import ANYONE, Caller, caller_of_headers
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.kserve.example_models import example_models
 from rayinfer.servers.kserve.grpc.server import GrpcLimits, GrpcServer
@@ -35,11 +40,16 @@ from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer.traces.trace_store import TraceStore
 from rayinfer_deployments.discovery.load_reports import report_to_replicas
 from rayinfer_deployments.discovery.scale_from_zero import RayTable, write_backlog
+from rayinfer_deployments.router.access_owner_actor import RemoteOwner
+from rayinfer_deployments.router.access_settings import AccessSettings
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits
 from rayinfer_deployments.router.engine_reconciler import EngineReconciler
 from rayinfer_deployments.router.http_server import HttpServer
 from rayinfer_deployments.router.sibling_metrics import SiblingMetrics
+from rayinfer_deployments.router.tls import ReloadedTls
 
+OPEN_ACCESS = AccessSettings()
+KEYS_S = 10.0  # for their owner's start
 CATCH_UP_S = 3.0  # at a service's start no engine is there yet, and clients should get that error
 FIRST_ENGINE_S = 60.0  # where there may be none: a router that has seen none does not know what the model is
 SWITCH_INTERVAL_S = 0.001  # how long the event loop waits for a thread that prepares a request; Python's default: 5 ms
@@ -107,9 +117,12 @@ class Router:
         grpc_on: ListenAddress | None = None,
         connection_limits: ConnectionLimits = DEFAULT_CONNECTION_LIMITS,
         drain_timeout_s: float = 0.0,
+        access: AccessSettings = OPEN_ACCESS,
     ) -> None:
         self._http_server: HttpServer | None = None  # before anything fails: Serve calls __del__ then, too
         self._grpc_server: GrpcServer | None = None
+        self._access: AccessControl | None = None
+        self._access_log: AccessLog | None = None
         self._dispatchers: list[Dispatcher] = []
         self._following: list[asyncio.Task[None]] = []
         log_to_serve()
@@ -127,9 +140,12 @@ class Router:
         self._metrics = ServiceMetrics(self._router_id)
         self._sibling_metrics = SiblingMetrics(self._router_id)
         self._reconcilers: list[EngineReconciler] = []
+        self._access_settings = access
+        self._access_log = None if access.log is None else AccessLog(Path(access.log))
+        self._access = None if access.key_file is None else self._control_access(access.key_file)
         self._models = {model.name: await self._serve_model(model) for model in models}
         self._kserve = InferenceService(
-            GenerationService(self._models, request_timeout_s, self._traces, request_limits),
+            GenerationService(self._models, request_timeout_s, self._traces, request_limits, self._access),
             ModelRepository(self._models, example_models() if with_examples else ()),
         )
         await asyncio.to_thread(renderer)  # the first chat should not wait for it
@@ -138,10 +154,12 @@ class Router:
         await asyncio.gather(
             *(reconciler.wait_complete(s) for reconciler, s in zip(self._reconcilers, waits_s, strict=True))
         )
+        if self._access is not None:
+            with contextlib.suppress(TimeoutError):  # requests are refused until the keys are known
+                await asyncio.wait_for(self._access.is_loaded.wait(), KEYS_S)
         collect_garbage_rarely()
         if listen_on is not None:
-            app = self._build_app(echoes_request_id=True)
-            self._http_server = HttpServer(app, listen_on.host, listen_on.port, limits=connection_limits)
+            self._listen(listen_on, connection_limits)
         if grpc_on is not None:
             self._grpc_server = self._build_grpc_server(grpc_on, connection_limits)
             await self._grpc_server.start()
@@ -152,12 +170,11 @@ class Router:
         Serve ends replicas that refuse theirs, and with them all streams: a typing error is not worth that.
         """
         try:
-            self._limits = limits = router_limits(user_config)
+            self._limits = router_limits(user_config)
         except ConfigError as error:
             logger.error("invalid limits, the old ones are kept: %s", error)
             return
-        for dispatcher in self._dispatchers:
-            dispatcher.change_limits(limits)
+        self._apply_limits()
 
     async def report(self) -> RouterReport:
         """Return the state of this router and of its engines, for operators."""
@@ -203,8 +220,21 @@ class Router:
             other_metrics=self._sibling_metrics.latest,
             request_limits=self._request_limits,
             trusts_request_chat_template=self._trust_request_chat_template,
+            access=self._access,
+            access_log=self._access_log,
+            price_per_engine_hour=self._access_settings.price_per_engine_hour,
+            cors_origins=self._access_settings.cors_origins,
             kserve=self._kserve,
         )
+
+    def _listen(self, address: ListenAddress, limits: ConnectionLimits) -> None:
+        """Open the router's own port."""
+        settings = self._access_settings.tls
+        tls = None if settings is None else ReloadedTls(settings)
+        app = self._build_app(echoes_request_id=True)
+        self._http_server = HttpServer(app, address.host, address.port, limits=limits, tls=tls)
+        if tls is not None:
+            self._follow(tls.follow())
 
     def _build_grpc_server(self, address: ListenAddress, limits: ConnectionLimits) -> GrpcServer:
         return GrpcServer(
@@ -213,13 +243,23 @@ class Router:
             address.host,
             address.port,
             limits=GrpcLimits(max_message_bytes=self._max_body_bytes, max_connections=limits.max_connections),
-            identify=lambda headers, _: caller_of_headers(headers) if self._trust_tenant_header else Caller(),
+            identify=self._identify,
         )
+
+    def _identify(self, headers: Mapping[str, str], client_address: str) -> Caller:
+        """Identify the caller of a gRPC call by its key, and by its tenant where that header is trusted."""
+        caller = ANYONE if self._access is None else self._access.authenticator.identify(headers, client_address)
+        return caller_of_headers(headers, caller) if self._trust_tenant_header else caller
 
     async def __del__(self) -> None:
         """Disconnect from the engines; Serve has drained requests, except those on the router's own ports."""
         servers = [server for server in (self._http_server, self._grpc_server) if server is not None]
         await asyncio.gather(*(server.close(self._drain_timeout_s) for server in servers))
+        if self._access is not None:
+            with contextlib.suppress(Exception):
+                await self._access.synchronize()  # the rest of the usage
+        if self._access_log is not None:
+            await asyncio.to_thread(self._access_log.close)
         for task in self._following:
             task.cancel()
         await asyncio.gather(*(dispatcher.close() for dispatcher in self._dispatchers))
@@ -263,6 +303,24 @@ class Router:
             created=int(time.time()),
             engines=dispatcher.engine_set_control,
         )
+
+    def _control_access(self, key_file: str) -> AccessControl:
+        application = serve.get_replica_context().app_name
+        access = AccessControl(
+            self._router_id,
+            RemoteOwner(application, key_file),
+            engine_load=lambda model: engine_load(self._models[model].generator),
+            on_keys=lambda _: self._apply_limits(),
+        )
+        self._follow(access.follow())
+        return access
+
+    def _apply_limits(self) -> None:
+        """Apply the limits, with the tenants of keys among them, to all models."""
+        keys = None if self._access is None else self._access.authenticator.keys
+        limits = self._limits if keys is None else with_tenant_weights(self._limits, keys.tenant_weights())
+        for dispatcher in self._dispatchers:
+            dispatcher.change_limits(limits)
 
     def _follow(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine until the router ends."""

@@ -2,15 +2,20 @@
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastapi import Request
 
+from rayinfer.access.access_control import AccessControl
+from rayinfer.access.generation_usage import EngineClock, GenerationUsage
+from rayinfer.errors import UnknownModel
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
-from rayinfer.servers.caller import RequestContext
+from rayinfer.servers.caller import RequestContext, caller_of, hide_other_models
+from rayinfer.servers.generation.key_limits import within_key_limits
 from rayinfer.servers.generation.prompt_outputs import PromptLists, PromptOutput, generate_outputs
 from rayinfer.servers.json_body import LONG_BODY_BYTES, LongBodies, decode_object, read_body
 from rayinfer.servers.request_limits import DEFAULT_REQUEST_LIMITS, RequestLimits
@@ -43,9 +48,11 @@ class GenerationService:
         request_timeout_s: float | None,
         traces: TraceStore | None,
         limits: RequestLimits = DEFAULT_REQUEST_LIMITS,
+        access: AccessControl | None = None,
     ) -> None:
         self.models = models
         self.limits = limits
+        self._access = access
         self._request_timeout_s = request_timeout_s
         self._traces = traces
         self._long_bodies = LongBodies()
@@ -57,7 +64,11 @@ class GenerationService:
         That runs in a thread where it may take more than a few milliseconds: schemas, templates and tokenizers work in
         proportion to the body; each forbidden word is tokenized three times, and a client's template may do anything.
         """
-        return await self.prepare_json(await read_body(request), prepare)
+        raw = await read_body(request)
+        try:
+            return await self.prepare_json(raw, prepare)
+        except UnknownModel as error:
+            raise hide_other_models(error, caller_of(request)) from None
 
     async def prepare_json(
         self, raw: bytes, prepare: Callable[[dict[str, Any]], Prepared], *, num_more_bytes: int = 0
@@ -90,6 +101,45 @@ class GenerationService:
         """
         self.limits.check_params(generation.params)
         self.limits.check_num_choices(len(generation.prompts), generation.params.n)
+        if self._access is None and context.record is None:
+            return self._start(context, generation, response_id)
+        return self._start_counted(context, generation, response_id)
+
+    async def _start_counted(
+        self, context: RequestContext, generation: PreparedGeneration, response_id: str
+    ) -> AsyncGenerator[PromptOutput, None]:
+        """Start a generation within the limits of the caller's key, and count its tokens until it ends."""
+        generation = within_key_limits(context.caller, generation)
+        with self._admitted(context, generation, response_id) as usage:
+            async with aclosing(self._start(context, generation, response_id)) as outputs:
+                async for output in outputs:
+                    usage.add(output.prompt, output.output)
+                    yield output
+
+    @contextmanager
+    def _admitted(
+        self, context: RequestContext, generation: PreparedGeneration, response_id: str
+    ) -> Iterator[GenerationUsage]:
+        """Hold the caller's place for a generation, and record its usage."""
+        name, prompts = generation.model.name, generation.prompts
+        if self._access is None:
+            held: AbstractContextManager[GenerationUsage] = nullcontext(
+                GenerationUsage("", name, prompts, EngineClock())
+            )
+        else:
+            held = self._access.admit(context.caller, name, prompts)
+        with held as usage:
+            if context.record is not None:
+                context.record.usage = usage
+            try:
+                yield usage
+            finally:
+                if context.record is not None:
+                    context.record.dispatched_s = self.dispatched_s(context, response_id)
+
+    def _start(
+        self, context: RequestContext, generation: PreparedGeneration, response_id: str
+    ) -> AsyncGenerator[PromptOutput, None]:
         requests = self._requests(context, generation)
         if self._traces is not None:
             self._traces.open(
@@ -106,11 +156,7 @@ class GenerationService:
         """Return when a request was sent to an engine, in seconds since 1970; None where requests are not traced."""
         if self._traces is None:
             return None
-        for stored in self._traces.find(response_id, context.caller.tenant):
-            times_s = [event.time_s for event in stored.trace.in_order() if event.name == "dispatched"]
-            if times_s:
-                return times_s[0]
-        return None
+        return self._traces.dispatched_s(context.identity.name, context.caller.tenant, response_id)
 
     def _requests(self, context: RequestContext, generation: PreparedGeneration) -> list[GenerationRequest]:
         """Make one request of each prompt."""

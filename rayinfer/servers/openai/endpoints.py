@@ -8,7 +8,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from rayinfer.errors import NotReady
-from rayinfer.servers.caller import request_context
+from rayinfer.servers.caller import find_usable_model, request_context, usable_models
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.generation.responses import StreamedResponse, WholeResponse
 from rayinfer.servers.generation.service import GenerationService
@@ -38,14 +38,15 @@ class OpenAIEndpoints:
         self._trusts_template = trusts_request_chat_template
         self._service = service
 
-    async def list_models(self) -> Response:
-        """GET /v1/models."""
-        cards = [_model_card(model) for model in self._models.values()]
+    async def list_models(self, request: Request) -> Response:
+        """GET /v1/models: those that the caller may use."""
+        cards = [_model_card(model) for model in usable_models(request, self._models).values()]
         return json_response(json.dumps({"object": "list", "data": cards}).encode())
 
-    async def retrieve_model(self, model_id: str) -> Response:
+    async def retrieve_model(self, request: Request, model_id: str) -> Response:
         """GET /v1/models/{model_id}, whose ids may contain slashes."""
-        return json_response(json.dumps(_model_card(find_model(self._models, model_id.rstrip("/")))).encode())
+        model = find_usable_model(request, self._models, model_id.rstrip("/"))
+        return json_response(json.dumps(_model_card(model)).encode())
 
     async def create_chat_completion(self, request: Request) -> Response:
         """POST /v1/chat/completions."""

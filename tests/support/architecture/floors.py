@@ -32,6 +32,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.credits",
         "rayinfer.client",
     ),
+    ("rayinfer.access",),
     (
         "rayinfer.models",
         "rayinfer.adapters",
@@ -83,6 +84,7 @@ TORCH_FREE_ROOMS = (
     "rayinfer.tokenization",
     "rayinfer.traces",
     "rayinfer.client",
+    "rayinfer.access",
 )
 TORCH_FREE_MODULES = (
     "rayinfer",

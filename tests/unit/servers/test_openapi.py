@@ -37,7 +37,12 @@ def test_every_operation_says_what_it_returns_and_how_it_fails(document):
             assert "200" in responses or "404" in responses, path
             errors = {status: each for status, each in responses.items() if status >= "400"}
             assert all(each["description"] and each["content"]["application/json"] for each in errors.values()), path
-            has_body = path in WITH_BODY or (method == "post" and path.startswith(("/v2", "/v1/models")))
+            has_body = path in WITH_BODY or (
+                method == "post"
+                and path.startswith(
+                    ("/v2/models", "/v2/repo", "/v2/trace", "/v2/log", "/v1/models", "/v2/sys", "/v2/cuda")
+                )
+            )
             assert ("requestBody" in operation) == (has_body or (method, path) == ("post", "/")), path
 
 

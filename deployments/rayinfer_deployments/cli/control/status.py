@@ -76,7 +76,7 @@ def _readiness(url: str) -> tuple[bool, dict[str, str]]:
     import httpx
 
     try:
-        response = httpx.get(f"{url}/ready", timeout=RESPONSE_TIMEOUT_S, trust_env=False)
+        response = httpx.get(f"{url}/ready", timeout=RESPONSE_TIMEOUT_S, trust_env=False, verify=False)
     except httpx.TransportError as error:
         return False, {"http": f"the port does not answer ({type(error).__name__})"}
     try:

@@ -9,7 +9,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from rayinfer.errors import InvalidParameter, RayinferError
-from rayinfer.servers.caller import Caller, caller_of_headers
+from rayinfer.servers.caller import ANYONE, Caller, caller_of_headers
 from rayinfer.servers.kserve.grpc import inference_pb2 as pb
 from rayinfer.servers.kserve.grpc.calls import client_address
 from rayinfer.servers.kserve.grpc.server import OPEN_METHODS, SERVICE, GrpcServer
@@ -135,9 +135,9 @@ class TestWithKeys:
 
 
 def test_a_tenant_that_is_named_twice_is_refused():
-    assert caller_of_headers({"x-tenant-id": "a"}) == Caller("a")
+    assert caller_of_headers({"x-tenant-id": "a"}, ANYONE) == Caller("a")
     with pytest.raises(InvalidParameter):
-        caller_of_headers({"x-tenant-id": "a, b"})
+        caller_of_headers({"x-tenant-id": "a, b"}, ANYONE)
 
 
 @pytest.mark.parametrize(

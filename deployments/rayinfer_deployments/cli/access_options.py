@@ -1,0 +1,80 @@
+"""Options of `rayinfer serve` that concern clients' access: keys, their usage, TLS, CORS and the access log."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rayinfer.config import default_key_file, environment_api_keys
+
+ACCESS_PANEL = "Access"
+ACCESS_PARAMETER = "access_settings"
+FILES = ("access_log", "tls_cert", "tls_key", "tls_client_ca")
+
+
+def _option(help_text: str, **settings: Any) -> Any:
+    return typer.Option(help=help_text, rich_help_panel=ACCESS_PANEL, **settings)
+
+
+# By the names of the application's arguments, but for `cors_origin`, which may be repeated.
+OPTIONS: dict[str, Any] = {
+    "api_keys": Annotated[
+        Path | None,
+        _option(
+            "file of keys, which `rayinfer keys` writes; without one the service is open "
+            "(default: api-keys.jsonl in the cache folder, if it is there, or RAYINFER_API_KEYS is set)"
+        ),
+    ],
+    "price_per_engine_hour": Annotated[float | None, _option("price by which /v1/usage shows the cost", min=0.0)],
+    "access_log": Annotated[Path | None, _option("file that gets a line of JSON for each request, without prompts")],
+    "cors_origin": Annotated[list[str] | None, _option("origin of web pages that may use it; may be repeated")],
+    "tls_cert": Annotated[Path | None, _option("certificate (PEM), loaded again when it changes")],
+    "tls_key": Annotated[Path | None, _option("key of the certificate (PEM)")],
+    "tls_client_ca": Annotated[Path | None, _option("ask clients for certificates of these authorities (PEM)")],
+}
+
+
+def with_access_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options to a command, which receives the application's arguments as `access_settings`."""
+
+    @functools.wraps(command)
+    def with_settings(**arguments: Any) -> None:
+        given = {name: arguments.pop(name) for name in OPTIONS}
+        settings: dict[str, Any] = {name: _absolute(given[name]) for name in FILES if given[name] is not None}
+        settings["api_keys"] = _key_file(given["api_keys"])
+        settings["cors_origins"] = given["cors_origin"] or []
+        settings["price_per_engine_hour"] = given["price_per_engine_hour"] or 0.0
+        command(**arguments, **{ACCESS_PARAMETER: settings})
+
+    own = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(command).parameters.items()
+        if name != ACCESS_PARAMETER
+    ]
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in OPTIONS.items()
+    ]
+    with_settings.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
+    with_settings.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *options]}
+    return with_settings
+
+
+def _absolute(path: Path) -> str:
+    return str(path.expanduser().absolute())
+
+
+def _key_file(given: Path | None) -> str | None:
+    """Return the file of keys that the service asks for, checked; None for an open service."""
+    path = given or default_key_file()
+    if given is None and not path.exists() and not environment_api_keys():
+        return None
+    from rayinfer.access.api_key import environment_keys
+    from rayinfer.access.key_file import KeyFile
+
+    environment_keys(environment_api_keys())
+    KeyFile(path).read()
+    return _absolute(path)

@@ -1,0 +1,112 @@
+"""`rayinfer keys`: API keys of services, made, listed and revoked in their file."""
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rayinfer.config import default_key_file
+from rayinfer_deployments.cli.failures import in_one_line
+
+KeyFileOption = Annotated[
+    Path | None, typer.Option("--file", help="file of keys (default: api-keys.jsonl in the cache folder)")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="for scripts")]
+
+
+def build_application() -> typer.Typer:
+    """Put the commands together."""
+    application = typer.Typer(
+        help="API keys: a service with a key file answers no client without one.",
+        no_args_is_help=True,
+    )
+    application.command("new")(new)
+    application.command("list")(list_keys)
+    application.command("revoke")(revoke)
+    return application
+
+
+@in_one_line
+def new(
+    name: Annotated[str, typer.Argument(help="name of the key, in lists and usage")],
+    file: KeyFileOption = None,
+    tenant: Annotated[str | None, typer.Option(help="whose share and prefix cache it uses (default: NAME)")] = None,
+    weight: Annotated[float, typer.Option(help="the tenant's share of the tokens under overload")] = 1.0,
+    scope: Annotated[
+        list[str] | None, typer.Option(help="infer, metrics or operate; may be repeated (default: infer)")
+    ] = None,
+    model: Annotated[list[str] | None, typer.Option(help="a model it may use; may be repeated (default: all)")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(help="requests a minute")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(help="tokens of prompts and answers a minute")] = None,
+    concurrent_requests: Annotated[int | None, typer.Option(help="generations at the same time")] = None,
+    max_context: Annotated[int | None, typer.Option(help="tokens of a prompt and its answer together")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="tokens of one answer")] = None,
+    output_tokens_per_day: Annotated[int | None, typer.Option(help="tokens of answers a day (UTC)")] = None,
+    most_urgent: Annotated[int, typer.Option(help="lowest priority number")] = -10,
+    least_urgent: Annotated[int, typer.Option(help="highest priority number")] = 10,
+) -> None:
+    """Make a key and print its secret, which is stored nowhere; running services know it within a second."""
+    from rayinfer.access.api_key import key_limits, scopes_of
+    from rayinfer.access.key_file import KeyFile
+
+    limits = key_limits(
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
+        concurrent_requests=concurrent_requests,
+        max_context=max_context,
+        max_tokens=max_tokens,
+        output_tokens_per_day=output_tokens_per_day,
+        most_urgent=most_urgent,
+        least_urgent=least_urgent,
+        models=tuple(model) if model else None,
+    )
+    keys = KeyFile(file or default_key_file())
+    is_first = not keys.stamp()
+    typer.echo(keys.create(name, tenant=tenant, weight=weight, scopes=scopes_of(scope or ["infer"]), limits=limits))
+    if is_first:
+        option = f" with --api-keys {file}" if file else ""
+        typer.echo(f"made {keys.path}: services that are started{option} from now on ask for keys", err=True)
+
+
+@in_one_line
+def list_keys(file: KeyFileOption = None, as_json: JsonOption = False) -> None:
+    """List the keys and when each was last used."""
+    from rayinfer.access.key_file import KeyFile
+    from rayinfer.access.usage_log import UsageLog, usage_log_path
+
+    path = file or default_key_file()
+    keys, log_path = KeyFile(path).read(), usage_log_path(path)
+    last_used = UsageLog(log_path).last_used_s() if log_path.exists() else {}
+    rows: list[dict[str, Any]] = [
+        key.model_dump(mode="json", exclude={"sha256"}) | {"last_used_s": last_used.get(key.key_id)} for key in keys
+    ]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        limits = {name: value for name, value in row["limits"].items() if value not in (None, -10, 10)}
+        state = "revoked" if row["revoked_s"] else f"last used {_when(row['last_used_s'])}"
+        described = " ".join(f"{name}={value}" for name, value in limits.items())
+        typer.echo(
+            f"{row['key_id']}  {row['name']}  tenant {row['tenant']} x{row['weight']:g}  {','.join(row['scopes'])}  "
+            f"{state}  {described}".rstrip()
+        )
+    typer.echo(f"{len(rows)} keys in {path}")
+
+
+@in_one_line
+def revoke(
+    key: Annotated[str, typer.Argument(help="name or id of the key")],
+    file: KeyFileOption = None,
+) -> None:
+    """Revoke a key; running services refuse it within a second, and its open streams continue."""
+    from rayinfer.access.key_file import KeyFile
+
+    revoked = KeyFile(file or default_key_file()).revoke(key)
+    typer.echo(f"revoked {revoked.name} ({revoked.key_id})")
+
+
+def _when(time_s: float | None) -> str:
+    return "never" if time_s is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(time_s))

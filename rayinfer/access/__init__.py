@@ -1,0 +1,1 @@
+"""API keys, their limits and usage; without Ray, HTTP or an engine."""

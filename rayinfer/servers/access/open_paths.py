@@ -1,0 +1,40 @@
+"""Paths that need no key, and the scopes of the others."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rayinfer.access.api_key import Scope
+
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
+OPEN_PREFIXES = ("/v2/health/",)
+SCOPES = {
+    "/metrics": Scope.METRICS,
+    "/pause": Scope.OPERATE,
+    "/resume": Scope.OPERATE,
+    "/sleep": Scope.OPERATE,
+    "/wake_up": Scope.OPERATE,
+    "/is_sleeping": Scope.OPERATE,
+    "/is_paused": Scope.OPERATE,
+}
+OPERATE_PREFIXES = ("/v2/repository/models/",)  # loads and unloads
+
+
+def route_path(scope: Mapping[str, Any]) -> str:
+    """Return the path by which Starlette finds a route: without the prefix of an application behind Serve's proxies."""
+    path: str = scope["path"]
+    prefix: str = scope.get("root_path", "")
+    return path[len(prefix) :] if prefix and path.startswith(prefix + "/") else path
+
+
+def is_open(path: str) -> bool:
+    """Return whether a path needs no key."""
+    return _plain(path) in OPEN_PATHS or path.startswith(OPEN_PREFIXES)
+
+
+def scope_of(path: str) -> Scope:
+    """Return the scope that a path needs; whatever is not listed generates text, or helps to."""
+    return Scope.OPERATE if path.startswith(OPERATE_PREFIXES) else SCOPES.get(_plain(path), Scope.INFER)
+
+
+def _plain(path: str) -> str:
+    return path[:-1] if len(path) > 1 and path.endswith("/") else path

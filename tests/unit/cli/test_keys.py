@@ -1,0 +1,65 @@
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from rayinfer.access.key_file import KeyFile
+from rayinfer.access.usage import Usage, UsageKey, UsageRow, day_of
+from rayinfer.access.usage_log import UsageLog, usage_log_path
+from rayinfer_deployments.cli import build_application
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYINFER_CACHE", str(tmp_path))
+    return lambda *arguments: CliRunner().invoke(build_application(), arguments)
+
+
+def test_keys_are_made_listed_and_revoked(run, tmp_path):
+    made = run("keys", "new", "alice", "--weight", "2", "--model", "tiny", "--scope", "infer", "--scope", "metrics")
+    assert made.exit_code == 0, made.output
+    secret = made.stdout.strip()
+    assert secret.startswith("ri-")
+    (row,) = json.loads(run("keys", "list", "--json").stdout)
+    assert (row["name"], row["weight"], row["limits"]["models"], row["last_used_s"]) == ("alice", 2, ["tiny"], None)
+    assert "sha256" not in row
+    assert secret not in run("keys", "list").stdout
+    assert run("keys", "new", "alice").exit_code == 1
+    assert run("keys", "revoke", "alice").exit_code == 0
+    assert run("keys", "revoke", "alice").exit_code == 1
+    assert "revoked" in run("keys", "list").stdout
+    assert len(KeyFile(tmp_path / "api-keys.jsonl").read()) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["a b"],
+        ["a", "--weight", "0"],
+        ["a", "--scope", "root"],
+        ["a", "--max-tokens", "0"],
+        ["a", "--most-urgent", "5", "--least-urgent", "1"],
+        ["a", "--most-urgent", "-11"],
+        ["a", "--tenant", "x" * 200],
+    ],
+    ids=str,
+)
+def test_wrong_options_of_a_key_are_errors_in_one_line(run, options, tmp_path):
+    failed = run("keys", "new", *options)
+    assert failed.exit_code == 1
+    assert failed.stderr.startswith("error: ")
+    assert len(failed.stderr.splitlines()) == 1
+    assert not (tmp_path / "api-keys.jsonl").exists()
+
+
+def test_usage_is_shown_by_name_and_day(run, tmp_path):
+    assert run("usage").exit_code == 1
+    run("keys", "new", "alice")
+    (key,) = KeyFile(tmp_path / "api-keys.jsonl").read()
+    log = UsageLog(usage_log_path(tmp_path / "api-keys.jsonl"))
+    log.record("router", 1, [UsageRow(UsageKey(day_of(), key.key_id, "tiny"), Usage(2, 30, 10, 4, 1800.0))])
+    log.close()
+    (row,) = json.loads(run("usage", "--json", "--price-per-engine-hour", "4").stdout)
+    assert (row["key"], row["requests"], row["cached_tokens"], row["cost"]) == ("alice", 2, 10, 2.0)
+    assert "alice  tiny  requests 2  tokens in 30 (cached 10), out 4" in run("usage").stdout
+    assert json.loads(run("keys", "list", "--json").stdout)[0]["last_used_s"] is not None
