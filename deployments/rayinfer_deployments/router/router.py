@@ -152,11 +152,9 @@ class Router:
         # A router that replaces another, or joins others, has to answer as soon as clients reach it.
         waits_s = [CATCH_UP_S if model.scaling is None else FIRST_ENGINE_S for model in models]
         await asyncio.gather(
-            *(reconciler.wait_complete(s) for reconciler, s in zip(self._reconcilers, waits_s, strict=True))
+            self._wait_for_keys(),
+            *(reconciler.wait_complete(s) for reconciler, s in zip(self._reconcilers, waits_s, strict=True)),
         )
-        if self._access is not None:
-            with contextlib.suppress(TimeoutError):  # requests are refused until the keys are known
-                await asyncio.wait_for(self._access.is_loaded.wait(), KEYS_S)
         collect_garbage_rarely()
         if listen_on is not None:
             self._listen(listen_on, connection_limits)
@@ -226,6 +224,12 @@ class Router:
             cors_origins=self._access_settings.cors_origins,
             kserve=self._kserve,
         )
+
+    async def _wait_for_keys(self) -> None:
+        """Wait until the keys are known, for a limited time: requests are refused until then."""
+        if self._access is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._access.is_loaded.wait(), KEYS_S)
 
     def _listen(self, address: ListenAddress, limits: ConnectionLimits) -> None:
         """Open the router's own port."""
