@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ for folder in (ROOT / "tests", ROOT):
     sys.path.insert(0, str(folder))
 from rayinfer.config import cache_folder  # noqa: E402
 from rayinfer.models.checkpoints.sources import resolve_model  # noqa: E402
-from support.faults.cli_processes import ServeCommand, serving  # noqa: E402
+from support.faults.cli_processes import free_port, serving  # noqa: E402
 
 ENVIRONMENTS = ROOT / ".clients"
 MODEL = "smollm2-135m"
@@ -42,7 +42,8 @@ class Client:
     name: str
     script: str
     requirements: tuple[str, ...]  # of pip; of npm for scripts of Node
-    service: str = "default"  # which of SERVICES it talks to
+    service: str | None = "default"  # which of SERVICES it talks to; None: its script starts what it needs
+    arguments: tuple[str, ...] = ("url", "model")  # keys of the service's facts
     uses_our_packages: bool = False  # torch and transformers are large, and the same
 
     @property
@@ -52,7 +53,7 @@ class Client:
 
 
 SERVICES = {
-    "default": ("--max-model-len", 2048),
+    "default": ("--max-model-len", 2048, "--with-examples"),
     "float32": ("--max-model-len", 2048, "--dtype", "float32", "--generation-config", "none"),
 }
 CLIENTS = (
@@ -65,8 +66,28 @@ CLIENTS = (
         script="lm_eval_check.py",
         requirements=("lm-eval[api]==0.4.13",),
         service="float32",
+        arguments=("url", "model", "folder"),
         uses_our_packages=True,
     ),
+    Client(
+        name="tritonclient",
+        script="tritonclient_check.py",
+        requirements=("tritonclient[all]==2.73.0", "ml_dtypes"),
+        arguments=("url", "grpc"),
+    ),
+    Client(
+        name="text-generation",
+        script="text_generation_check.py",
+        requirements=("text-generation==0.7.0",),
+        arguments=("url",),
+    ),
+    Client(
+        name="huggingface_hub",
+        script="huggingface_hub_check.py",
+        requirements=("huggingface_hub==2.4.0", "aiohttp"),
+        arguments=("url",),
+    ),
+    Client(name="schemathesis", script="schemathesis_check.py", requirements=("schemathesis==4.32.5",), service=None),
 )
 
 
@@ -81,8 +102,8 @@ class Outcome:
 
     @property
     def num_passed(self) -> int:
-        """Return the number of checks that passed."""
-        return sum(line.startswith("ok ") for line in self.lines)
+        """Return the number of checks that passed: lines, or the whole of a script that prints none."""
+        return sum(not line.startswith(("FAILED ", "  ")) for line in self.lines) or int(self.exit_code == 0)
 
     @property
     def failures(self) -> tuple[str, ...]:
@@ -114,35 +135,42 @@ def environment(client: Client) -> Path:
     return folder
 
 
-def run_client(client: Client, service: ServeCommand, model_folder: Path) -> Outcome:
-    """Run a client's checks against a service."""
+def run_client(client: Client, facts: Mapping[str, str]) -> Outcome:
+    """Run a client's checks against a service, of which they get the facts that they ask for."""
     folder, started = environment(client), time.monotonic()
     if client.is_node:
         script = folder / client.script  # where Node looks for packages
         script.write_text((HERE / client.script).read_text())
         command = ["node", str(script)]
+    elif client.service is None:
+        command = [sys.executable, str(HERE / client.script), f"--{client.name}", str(folder / "bin" / client.name)]
     else:
         command = [str(folder / "bin/python"), str(HERE / client.script)]
-    arguments = [service.url, MODEL, *([str(model_folder)] if client.service == "float32" else [])]
+    arguments = [facts[name] for name in client.arguments] if facts else []
     done = subprocess.run(
         [*command, *arguments],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
-        env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
+        env=os.environ | {"PYTHONPATH": os.environ.get("PYTHONPATH", "") if client.service is None else ""},
     )
-    lines = tuple(line for line in done.stdout.splitlines() if line.startswith(("ok ", "FAILED ", "  ")))
     if done.returncode:
-        print(done.stderr[-4000:], file=sys.stderr)
+        print(done.stdout[-2000:], done.stderr[-4000:], file=sys.stderr)
+    lines = () if client.service is None else tuple(filter(None, done.stdout.splitlines()))
     return Outcome(client, lines, done.returncode, time.monotonic() - started)
 
 
 @contextlib.contextmanager
-def running(name: str) -> Iterator[ServeCommand]:
-    """Start one of SERVICES and wait until it is ready."""
-    with serving(MODEL, *SERVICES[name], cache=cache_folder()) as service:
+def running(name: str | None) -> Iterator[dict[str, str]]:
+    """Start one of SERVICES and wait until it is ready; yields its facts."""
+    if name is None:
+        yield {}
+        return
+    grpc_port = free_port()
+    with serving(MODEL, *SERVICES[name], "--grpc-port", grpc_port, cache=cache_folder()) as service:
         service.wait_for_line("ready: ")
-        yield service
+        folder = str(resolve_model(MODEL))
+        yield {"url": service.url, "model": MODEL, "folder": folder, "grpc": f"127.0.0.1:{grpc_port}"}
 
 
 def write_table(outcomes: Sequence[Outcome]) -> None:
@@ -167,15 +195,15 @@ def main() -> int:
     parser.add_argument("clients", nargs="*", help="names of clients; all by default")
     wanted = parser.parse_args().clients
     clients = [client for client in CLIENTS if not wanted or client.name in wanted]
-    console, folder, outcomes = Console(), resolve_model(MODEL), []
+    console, outcomes = Console(), []
     for service_name in dict.fromkeys(client.service for client in clients):
         ours = [client for client in clients if client.service == service_name]
         for client in ours:
             console.print(f"installing {client.name}: {', '.join(client.requirements)}")
             environment(client)
-        with running(service_name) as service:
+        with running(service_name) as facts:
             for client in ours:
-                outcomes.append(run_client(client, service, folder))
+                outcomes.append(run_client(client, facts))
                 console.print(f"{client.name}:", *outcomes[-1].lines, sep="\n  ", markup=False)
     table = Table("client", "passed", "failed", "seconds")
     for outcome in outcomes:
