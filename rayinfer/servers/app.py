@@ -13,6 +13,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from rayinfer.access.access_control import AccessControl
 from rayinfer.access.rate_limits import RATE_LIMIT_HEADERS
@@ -141,6 +143,8 @@ def _add_error_handlers(app: FastAPI, metrics: ServiceMetrics) -> None:
     async def respond_to_status(request: Request, error: Exception) -> Response:
         if not isinstance(error, HTTPException):
             return error_response(error, error_format_of(request.scope))
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            error = HTTPException(error.status_code, error.detail, {"Allow": ", ".join(_methods(app, request.scope))})
         phrase = "No such path." if error.status_code == HTTPStatus.NOT_FOUND else f"{error.detail}."
         return status_response(error.status_code, phrase, error.headers, error_format_of(request.scope))
 
@@ -151,6 +155,13 @@ def _add_error_handlers(app: FastAPI, metrics: ServiceMetrics) -> None:
     app.add_exception_handler(RayinferError, respond_to_error)
     app.add_exception_handler(HTTPException, respond_to_status)
     app.add_exception_handler(RequestValidationError, respond_to_invalid)
+
+
+def _methods(app: FastAPI, scope: Scope) -> list[str]:
+    """List the methods of the routes with a path's longest pattern; Starlette answers with those of the first route."""
+    routes = [route for route in app.routes if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE]
+    longest = max((route.path for route in routes), key=len, default="")
+    return sorted({method for route in routes if route.path == longest for method in route.methods or ()})
 
 
 def _add_service_routes(

@@ -7,6 +7,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from pydantic import BaseModel
 
+from rayinfer.servers.generation.server_sent_events import EVENT_STREAM
 from rayinfer.servers.openapi import (
     SCHEMA_PATH,
     add_component_schemas,
@@ -28,14 +29,19 @@ def add_route(
     error_schema: str,
     aliases: Sequence[str] = (),
     bodies: Sequence[type[BaseModel]] = (),
+    is_json: bool = True,
+    streams: bool = False,
 ) -> None:
     """Add a route; its aliases stay out of the document."""
+    described = responses({} if is_json else None, *errors, error_schema=error_schema)
+    if streams:
+        described[200]["content"][EVENT_STREAM.partition(";")[0]] = {"schema": {"type": "object"}}
     app.add_api_route(
         path,
         endpoint,
         methods=[method],
         response_class=Response,
-        responses=responses({}, *errors, error_schema=error_schema),
+        responses=described,
         openapi_extra=_body_reference(bodies) if bodies else None,
     )
     for alias in aliases:

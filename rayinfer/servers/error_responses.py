@@ -58,7 +58,7 @@ ERROR_KINDS: Mapping[type[BaseException], ErrorKind] = {
     PermissionDenied: ErrorKind(403, "permission_error", "permission_denied"),
     UnknownModel: ErrorKind(404, "invalid_request_error", "model_not_found"),
     TaskNotServed: ErrorKind(404, "invalid_request_error", "task_not_served"),
-    NotSupported: ErrorKind(501, "invalid_request_error", "not_supported"),
+    NotSupported: ErrorKind(400, "invalid_request_error", "not_supported"),
     TraceNotFound: ErrorKind(404, "invalid_request_error", "trace_not_found"),
     UnsupportedContentType: ErrorKind(415, "invalid_request_error", "unsupported_content_type"),
     RequestTooLarge: ErrorKind(413, "invalid_request_error", "request_too_large"),

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI
+from pydantic import WithJsonSchema
 
 JSON = "application/json"
 SCHEMA_PATH = "#/components/schemas/{model}"
@@ -62,17 +63,21 @@ _ERRORS = {
     429: "Too many requests are waiting; see Retry-After",
     431: "The headers are too large",
     500: "The service failed to answer this request",
-    501: "The protocol's part is not supported",
     503: "No engine can take the request now; see Retry-After",
     504: "The request's time ran out",
 }
 BODY_ERRORS = (400, 404, 408, 413, 415, 431, 500, 503)
 GENERATION_ERRORS = (*BODY_ERRORS, 429, 504)
 READ_ERRORS = (431, 500)
-KSERVE_ERRORS = (400, 404, 408, 413, 415, 429, 431, 500, 501, 503, 504)
+KSERVE_ERRORS = (400, 404, 408, 413, 415, 429, 431, 500, 503, 504)
 TGI_ERRORS = (400, 404, 408, 413, 415, 422, 424, 429, 431, 500, 503, 504)
 
 Responses = dict[int | str, dict[str, Any]]
+
+
+def ranged(kind: str, **bounds: Any) -> WithJsonSchema:
+    """Describe the range of a field that may be null, without checking it."""
+    return WithJsonSchema({"anyOf": [{"type": kind, **bounds}, {"type": "null"}]})
 
 
 def reference(schema: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from rayinfer.servers.openapi import TGI_ERRORS
 from rayinfer.servers.path_models import PATH_MODEL
 from rayinfer.servers.served_model import ServedModel
 from rayinfer.servers.tgi.endpoints import TgiEndpoints
-from rayinfer.servers.tgi.schemas import GenerateBody
+from rayinfer.servers.tgi.schemas import GenerateBody, InputsBody
 
 UNHEALTHY = {"error": "unhealthy", "error_type": "healthcheck"}  # TGI's words
 _HTML_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", "Vary": "Accept"}
@@ -77,7 +77,7 @@ def add_shared_routes(app: FastAPI, service: GenerationService, tokenizers: Toke
         BodyEndpoint(("prompt",), openai.create_completion, (CompletionBody,)),
     ]
     tokenize = [
-        BodyEndpoint(("inputs",), tgi.tokenize, (GenerateBody,)),
+        BodyEndpoint(("inputs",), tgi.tokenize, (InputsBody,)),
         BodyEndpoint(("messages", "prompt"), tokenizers.tokenize, (TokenizePromptBody, TokenizeChatBody)),
     ]
     _add_post(app, service, "/tokenize", tokenize, aliases=("/v1/tokenize", "/v1/tokenize/"))
@@ -96,7 +96,7 @@ def _add_root(app: FastAPI, service: GenerationService, tgi: TgiEndpoints) -> No
             return Response(headers={"Vary": "Accept"})
         return json_response(json.dumps(UNHEALTHY).encode(), 503, {"Retry-After": "1", "Vary": "Accept"})
 
-    add_route(app, "GET", "/", root, errors=TGI_ERRORS, error_schema="TgiError")
+    add_route(app, "GET", "/", root, errors=TGI_ERRORS, error_schema="TgiError", is_json=False)
     app.router.add_route("/", root, methods=["HEAD"], include_in_schema=False)
     add_route(
         app,
@@ -107,6 +107,7 @@ def _add_root(app: FastAPI, service: GenerationService, tgi: TgiEndpoints) -> No
         error_schema="TgiError",
         aliases=[PATH_MODEL],
         bodies=[GenerateBody],
+        streams=True,
     )
 
 
@@ -140,6 +141,7 @@ def _add_post(
         error_schema="SharedError",
         aliases=(path + "/", PATH_MODEL + path, *aliases),
         bodies=bodies,
+        streams=path == "/invocations",
     )
 
 

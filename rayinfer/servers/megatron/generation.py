@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
 from rayinfer.errors import InvalidParameter, PromptTooLong, shown
 from rayinfer.protocols import ModelDescription
@@ -12,7 +12,8 @@ from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.generation.prompt_tokens import PromptLimit, tokenize_prompts
 from rayinfer.servers.generation.service import PreparedGeneration
 from rayinfer.servers.openai.sampling_settings import check_num_logprobs
-from rayinfer.servers.openai.schemas import Texts
+from rayinfer.servers.openai.schemas import Integer, Texts
+from rayinfer.servers.openapi import ranged
 from rayinfer.servers.request_limits import RequestLimits
 from rayinfer.servers.served_model import ServedModel
 from rayinfer.tokenization.tokenizer import Tokenizer
@@ -31,27 +32,33 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 _REPLACED = {"max_len": "tokens_to_generate", "sentences": "prompts"}
 
 
+_PROMPTS = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": {"type": "string", "minLength": 1}}
+
+
 class MegatronBody(BaseModel):
-    """PUT /api; null means the default everywhere."""
+    """PUT /api; null means the default everywhere.
+
+    The OpenAPI document says less than is allowed where fields depend on each other or on the model.
+    """
 
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
 
-    prompts: Texts
-    tokens_to_generate: int | None = None
+    prompts: Annotated[Texts, WithJsonSchema(_PROMPTS)]
+    tokens_to_generate: Annotated[Integer | None, ranged("integer", minimum=1, maximum=1024)] = None
     logprobs: bool | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    top_p_decay: float | None = None
-    top_p_bound: float | None = None
-    length_penalty: float | None = None
-    beam_width: int | None = None
+    temperature: Annotated[float | None, ranged("number", minimum=0.01, maximum=100)] = None
+    top_k: Annotated[Integer | None, ranged("integer", minimum=0, maximum=MAX_TOP_K)] = None
+    top_p: Annotated[float | None, ranged("number", minimum=0, maximum=0)] = None  # top_k or top_p, as in Megatron
+    top_p_decay: Annotated[float | None, ranged("number", minimum=0, maximum=0)] = None
+    top_p_bound: Annotated[float | None, ranged("number", minimum=0, maximum=0)] = None
+    length_penalty: Annotated[float | None, ranged("number", minimum=1, maximum=1)] = None
+    beam_width: Annotated[Integer | None, WithJsonSchema({"type": "null"})] = None
     add_BOS: bool | None = None  # noqa: N815 - the protocol's name
     stop_on_eol: bool | None = None
     stop_on_double_eol: bool | None = None
     prevent_newline_after_colon: bool | None = None
-    random_seed: int | None = None
-    stop_token: int | None = None
+    random_seed: Annotated[Integer | None, ranged("integer", minimum=0, maximum=2**64 - 1)] = None
+    stop_token: Integer | None = None
     no_log: bool | None = None  # has no effect: prompts are never logged
 
 

@@ -16,6 +16,7 @@ from rayinfer.servers.openai.schemas import (
     MAX_SALT_CHARS,
     ChatCompletionBody,
     CompletionBody,
+    ConversationBody,
     DetokenizeBody,
     TokenizeChatBody,
     TokenizePromptBody,
@@ -28,6 +29,7 @@ from rayinfer.tokenization.chat_template import RESERVED_NAMES
 _MAX_INT32 = 2**31 - 1
 _NULL = {"type": "null"}
 _LONG_LISTS = {"messages", "documents"}  # as many as no body holds: the document is silent about the bound
+_GENERATED = (ChatCompletionBody, CompletionBody)
 _SWITCHED_OFF = {"enum": [None, False]}
 
 
@@ -40,7 +42,7 @@ def request_schemas(
     longest_prompt = min((each.longest_prompt() for each in described), default=2**31)
     vocabulary = {"type": "integer", "minimum": 0, "maximum": vocab_size - 1}
     schemas: dict[str, Any] = {}
-    for body in (ChatCompletionBody, CompletionBody, TokenizeChatBody, TokenizePromptBody, DetokenizeBody):
+    for body in (*_GENERATED, ConversationBody, TokenizeChatBody, TokenizePromptBody, DetokenizeBody):
         schema = _of(body, schemas)
         ranges = {
             **_ranges(limits, vocabulary),

@@ -26,7 +26,7 @@ def _response(kind: str, choice: Mapping[str, Any], more: Mapping[str, Any] | No
             "model": _TEXT,
             "choices": {"type": "array", "minItems": 1, "items": choice},
             "usage": _USAGE,
-            "system_fingerprint": {"type": "null"},
+            "system_fingerprint": _NULLABLE_TEXT,
             **(more or {}),
         },
         {"service_tier": _TEXT},

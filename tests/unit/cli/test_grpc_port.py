@@ -10,8 +10,7 @@ from rayinfer_deployments.cluster.ray_environment import Profile
 
 def service(port, grpc_port=None, ray_address=None):
     return Service(
-        model="m",
-        name="m",
+        models={"m": "m"},
         host="127.0.0.1",
         port=port,
         grpc_port=grpc_port,

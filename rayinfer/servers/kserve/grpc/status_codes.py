@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import grpc
 
+from rayinfer.errors import NotSupported, TaskNotServed
 from rayinfer.servers.error_responses import public_error
 
 # By the status that the same error has over HTTP (ERROR_KINDS).
@@ -19,7 +20,6 @@ STATUS_CODES: Mapping[int, grpc.StatusCode] = {
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     431: grpc.StatusCode.RESOURCE_EXHAUSTED,
     500: grpc.StatusCode.INTERNAL,
-    501: grpc.StatusCode.UNIMPLEMENTED,
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
@@ -27,4 +27,6 @@ STATUS_CODES: Mapping[int, grpc.StatusCode] = {
 
 def status_code(error: BaseException) -> grpc.StatusCode:
     """Return the status of an error."""
+    if isinstance(error, NotSupported | TaskNotServed):
+        return grpc.StatusCode.UNIMPLEMENTED
     return STATUS_CODES.get(public_error(error).status, grpc.StatusCode.INTERNAL)

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from rayinfer.errors import NotSupported
+from rayinfer.errors import NotSupported, TaskNotServed
 from rayinfer.servers.caller import request_context
 from rayinfer.servers.error_formats import choose_error_format, kserve_error
 from rayinfer.servers.error_responses import json_response
@@ -89,7 +89,7 @@ class InferEndpoints:
         """POST /v1/models/{name}:explain, which no model here does."""
         choose_error_format(request.scope, kserve_error)
         self._service.repository.find(name)
-        raise NotSupported(f"The model {name!r:.200} has no explainer.", "model")
+        raise TaskNotServed(f"The model {name!r:.200} has no explainer.", "model")
 
     def _check_infer(self, model: AnyModel, binary: memoryview, body: Mapping[str, Any]) -> "_CheckedInfer":
         started_ns = time.monotonic_ns()

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from rayinfer.errors import InvalidParameter, NotSupported
+from rayinfer.errors import InvalidParameter, NotSupported, TaskNotServed
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.json_body import decode_object
 from rayinfer.servers.kserve.infer_request import SHARED_MEMORY_MESSAGE
@@ -96,7 +96,7 @@ class ModelEndpoints:
 
     async def refuse_shared_memory(self) -> Response:
         """Any path of shared memory."""
-        raise NotSupported(SHARED_MEMORY_MESSAGE)
+        raise TaskNotServed(SHARED_MEMORY_MESSAGE)
 
     async def _settings(self, request: Request, settings: Mapping[str, Any], title: str) -> Response:
         if request.method == "POST" and await self._read(request):

@@ -13,8 +13,10 @@ from rayinfer.servers.openapi import KSERVE_ERRORS, responses
 
 PREFIX = "/v2"
 _MODEL = PREFIX + "/models/{name:path}"  # names may contain slashes
+_READ_ONLY = ("/trace/setting", "/models/{name:path}/trace/setting", "/logging")
 _VERSION = _MODEL + "/versions/{version}"
 _ANY_BODY = {"requestBody": {"content": {"application/json": {"schema": {"type": "object"}}}}}
+_EMPTY_BODY = {"requestBody": {"content": {"application/json": {"schema": {"type": "object", "maxProperties": 0}}}}}
 
 
 def add_kserve_routes(app: FastAPI, service: InferenceService, max_body_bytes: int) -> None:
@@ -63,7 +65,7 @@ def _add(app: FastAPI, paths: Sequence[str], endpoint: Callable[..., Any], metho
             endpoint,
             methods=[method],
             response_class=Response,
-            include_in_schema=path != "/",
+            include_in_schema=path != "/" and "/region/" not in path,
             responses=responses({}, *KSERVE_ERRORS, error_schema="KServeError"),
-            openapi_extra=_ANY_BODY if method == "POST" else None,
+            openapi_extra=None if method == "GET" else _EMPTY_BODY if path in _READ_ONLY else _ANY_BODY,
         )

@@ -129,7 +129,7 @@ INFER = [
     (IDENTITY, binary(sized(4, "FP16"), bytes(4)), 400),  # and no form in JSON for the output
     (IDENTITY, binary(sized(8, "FP32"), b"\0\0\x80\x7f" * 2), 400),  # infinities
     (IDENTITY, binary(sized(5, "BYTES", (1,)), b"\1\0\0\0\xff"), 400),  # no UTF-8
-    (IDENTITY, one(parameters={"shared_memory_region": "a"}), 501),
+    (IDENTITY, one(parameters={"shared_memory_region": "a"}), 400),
     (IDENTITY, {**one(), "outputs": {}}, 400),
     (IDENTITY, {**one(), "outputs": [1]}, 400),
     (IDENTITY, {**one(), "outputs": [{}]}, 400),
@@ -138,7 +138,7 @@ INFER = [
     (IDENTITY, {**one(), "outputs": [{"name": "OUT", "parameters": {"binary_data": 1}}]}, 400),
     (IDENTITY, {**one(), "outputs": [{"name": "OUT", "parameters": {"classification": -1}}]}, 400),
     (IDENTITY, {**one(), "outputs": [{"name": "OUT", "parameters": {"classification": "2"}}]}, 400),
-    (IDENTITY, {**one(), "outputs": [{"name": "OUT", "parameters": {"shared_memory_region": "a"}}]}, 501),
+    (IDENTITY, {**one(), "outputs": [{"name": "OUT", "parameters": {"shared_memory_region": "a"}}]}, 400),
     (
         IDENTITY,
         {**one("BYTES", data=["a", "b"]), "outputs": [{"name": "OUT", "parameters": {"classification": 1}}]},
@@ -211,7 +211,7 @@ GENERATE = [
     (TINY, {"text_input": "a", "exclude_input_in_output": 0}, 400),
     (TINY, raw(b"text"), 400),
     (TINY, raw(b'{"text_input": "a"}x', **{LENGTH: "19"}), 400),
-    (SIMPLE, {"text_input": "a"}, 501),
+    (SIMPLE, {"text_input": "a"}, 400),
     ("/v2/models/none", {"text_input": "a"}, 404),
     ("/v2/models/org/tiny/versions/3", {"text_input": "a"}, 404),
 ]
@@ -234,17 +234,17 @@ PREDICT = [
 ]
 
 OTHER = [
-    ("POST", "/v1/models/simple:explain", {"instances": [1]}, 501),
+    ("POST", "/v1/models/simple:explain", {"instances": [1]}, 404),
     ("POST", "/v1/models/none:explain", {"instances": [1]}, 404),
     ("POST", "/v2/repository/models/none/load", None, 404),
-    ("POST", "/v2/repository/models/org/tiny/load", None, 501),
-    ("POST", "/v2/repository/models/org/tiny/unload", None, 501),
-    ("POST", "/v2/repository/models/simple/load", {"parameters": {"config": "{}"}}, 501),
+    ("POST", "/v2/repository/models/org/tiny/load", None, 400),
+    ("POST", "/v2/repository/models/org/tiny/unload", None, 400),
+    ("POST", "/v2/repository/models/simple/load", {"parameters": {"config": "{}"}}, 400),
     ("POST", "/v2/repository/models/simple/load", {"parameters": 5}, 400),
     ("POST", "/v2/repository/index", [], 400),
     ("POST", "/v2/repository/index", {"ready": "yes"}, 400),
-    ("POST", "/v2/logging", {"log_info": False}, 501),
-    ("POST", "/v2/trace/setting", {"trace_level": ["TIMESTAMPS"]}, 501),
+    ("POST", "/v2/logging", {"log_info": False}, 400),
+    ("POST", "/v2/trace/setting", {"trace_level": ["TIMESTAMPS"]}, 400),
     ("GET", "/v2/models/none", None, 404),
     ("GET", "/v2/models/none/config", None, 404),
     ("GET", "/v2/models/none/stats", None, 404),
