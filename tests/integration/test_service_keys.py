@@ -10,7 +10,7 @@ from rayinfer.access.key_file import KeyFile
 from rayinfer.access.usage_log import UsageLog, usage_log_path
 from rayinfer_deployments.operations.process_listing import read_actors
 from rayinfer_deployments.router.access_owner_actor import ACTOR_PREFIX
-from support.services.service_client import wait_until
+from support.services.polling import wait_until
 
 
 def test_keys_apply_within_a_second_and_usage_survives_the_owner(cluster, deploy, tiny_models, tmp_path):

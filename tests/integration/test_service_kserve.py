@@ -7,7 +7,7 @@ import pytest
 
 from rayinfer.servers.kserve.grpc import inference_pb2 as pb
 from rayinfer.servers.kserve.grpc.server import SERVICE
-from support.services.service_client import wait_until
+from support.services.polling import wait_until
 
 SAMPLING = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
 
