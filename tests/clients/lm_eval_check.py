@@ -1,5 +1,6 @@
 """Comparison of lm-eval's scores over HTTP with those of its own `hf` backend on the same weights in float32."""
 
+import functools
 import json
 import os
 import random
@@ -72,13 +73,20 @@ def evaluate(folder: Path, model: str, **model_args: Any) -> tuple[dict[str, flo
     return scores, likelihoods
 
 
-def compare(url: str, model: str, weights: str, **tokenizer: str) -> None:
+@functools.cache
+def reference(weights: str) -> tuple[dict[str, float], list[float]]:
+    """Return what lm-eval's own backend finds."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_task(folder)
-        expected = evaluate(folder, "hf", pretrained=weights, dtype="float32", device="cpu")
+        write_task(Path(name))
+        return evaluate(Path(name), "hf", pretrained=weights, dtype="float32", device="cpu")
+
+
+def compare(url: str, model: str, weights: str, **tokenizer: str) -> None:
+    expected = reference(weights)
+    with tempfile.TemporaryDirectory() as name:
+        write_task(Path(name))
         address = {"base_url": f"{url}/v1/completions", "model": model, "num_concurrent": 8, "max_retries": 1}
-        seen = evaluate(folder, "local-completions", **address, **tokenizer)
+        seen = evaluate(Path(name), "local-completions", **address, **tokenizer)
     assert seen[0] == expected[0], (seen[0], expected[0])
     largest = max(abs(a - b) for a, b in zip(seen[1], expected[1], strict=True))
     assert len(seen[1]) == 4 * NUM_QUESTIONS
