@@ -195,7 +195,7 @@ def break_dispatcher(module):
 
 
 def break_context_check(module):
-    @wrap(module._Context, "check")
+    @wrap(module.PromptLimit, "check")
     def check(original, *args, **kwargs):
         return None if is_on("no-length-check") else original(*args, **kwargs)
 
@@ -264,7 +264,7 @@ PATCHES = {
     "rayinfer.routing.dispatch": break_dispatcher,
     "rayinfer.routing.admission": break_admission,
     "rayinfer.routing.delta_queue": break_queue,
-    "rayinfer.servers.openai.prompts": break_context_check,
+    "rayinfer.servers.generation.prompt_tokens": break_context_check,
 }
 POISONED = threading.Event()
 
