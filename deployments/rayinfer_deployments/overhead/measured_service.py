@@ -1,58 +1,29 @@
 """Measurement of a deployed service from outside: clients' latencies, and processor time of its processes."""
 
 import asyncio
-import contextlib
+import itertools
 import os
-import socket
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from rayinfer.benchmark.control_plane.overhead.paced_engine import paced_description, printable_token_ids
 from rayinfer.benchmark.control_plane.overhead.process_cpu import CpuSeconds, cpu_share, read_cpu_seconds, us_per_token
-from rayinfer.benchmark.control_plane.overhead.router_report import RoleCost, ServiceCost
-from rayinfer.benchmark.load.load_client import LoadPlan, ServingReport, run_load
+from rayinfer.benchmark.control_plane.overhead.router_report import RoleCost, ServiceCost, Variant
+from rayinfer.benchmark.load.grpc_client import stream_infer_client
+from rayinfer.benchmark.load.load_client import LoadPlan, ServingReport, completions_client, run_load
 from rayinfer.errors import RayinferError
-from rayinfer.models.checkpoints.sources import resolve_model
-from rayinfer.tokenization.tokenizer import Tokenizer
-from rayinfer_deployments.app_args import llm_app_args
-from rayinfer_deployments.applications import build_app_over
-from rayinfer_deployments.cluster.managed_cluster import ManagedCluster
-from rayinfer_deployments.cluster.process_priority import deprioritize_control_plane
 from rayinfer_deployments.cluster.process_tree import descendants
 from rayinfer_deployments.cluster.ray_environment import Profile
-from rayinfer_deployments.cluster.service_record import service_url
 from rayinfer_deployments.operations.process_listing import identify, read_actors
-from rayinfer_deployments.operations.service_startup import deploy, wait_until_ready
-from rayinfer_deployments.overhead.paced_replica import Pace, paced_engines
+from rayinfer_deployments.overhead.paced_service import MODEL, PacedService, ServicePlan, paced_services
 
-APPLICATION = "rayinfer"
-HOST = "127.0.0.1"
-MODEL = "paced"
 ENGINE, OTHER = "engine", "other"
 BETWEEN = ("router", "proxy", "haproxy")  # roles between engine and socket
 NUM_WARM_UPS = 20
 SHORT_OUTPUT = 2  # tokens: one at once, one at the next tick
 
 Log = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServicePlan:
-    """Settings of one measurement."""
-
-    model: str  # its tokenizer makes the text
-    with_proxy: bool  # whether clients come through Serve's proxies
-    stream_interval: int | None = None  # tokens sent at once; None: as the profile has it
-    num_streams: int = 32
-    interval_s: float = 0.02
-    input_len: int = 128
-    output_len: int = 256
-    requests_per_stream: int = 2
-    num_first_tokens: int = 200  # requests sent one after the other
-    num_runs: int = 3
-    idle_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,67 +39,56 @@ class _Load:
         return self.report.out_tok_s
 
 
-def measure_service(profile: Profile, plan: ServicePlan, log: Log) -> ServiceCost:
-    """Start a service on a Ray of its own, measure it and stop it; Ray's settings must be in the environment."""
-    log(f"{profile}: starting the service")
-    with paced_service(profile, plan) as service:
-        return _Service(plan, service).measure(profile, log)
+def measure_service(profile: Profile, plan: ServicePlan, log: Log) -> list[ServiceCost]:
+    """Start the services that a plan's variants need, measure them in turns and stop them.
+
+    Ray's settings must be in the environment.
+    """
+    log(f"{profile}: starting")
+    with paced_services(profile, plan) as services:
+        measured = [_Measurement(plan, variant, service) for variant, service in services.items()]
+        for each in measured:
+            log(f"{profile}, {each.variant}: first tokens at one stream")
+            each.measure_first_tokens()
+        for number, each in itertools.product(range(plan.num_runs), measured):
+            log(f"{profile}, {each.variant}: {plan.num_streams} streams, run {number + 1} of {plan.num_runs}")
+            each.measure_streams()
+        return [each.cost(profile) for each in measured]
 
 
-@dataclass(frozen=True, slots=True)
-class PacedService:
-    """A running service over engines without a model."""
+class _Measurement:
+    """Measurement of one variant: its service's processes, and what they took."""
 
-    url: str
-    ray_address: str
-    vocab_size: int
-
-
-@contextlib.contextmanager
-def paced_service(profile: Profile, plan: ServicePlan) -> Iterator[PacedService]:
-    """Start a service on a Ray of its own, and stop it; Ray's settings must be in the environment."""
-    tokenizer, port = Tokenizer.from_folder(resolve_model(plan.model)), _free_port()
-    pace = Pace(
-        description=paced_description(MODEL, tokenizer),
-        token_ids=printable_token_ids(tokenizer),
-        interval_s=plan.interval_s,
-        max_running=4 * plan.num_streams,
-    )
-    listen = {} if plan.with_proxy else {"listen_host": HOST, "listen_port": port}
-    interval = {} if plan.stream_interval is None else {"stream_interval": plan.stream_interval}
-    limits = profile.limits | interval
-    args = llm_app_args({"models": [{"name": MODEL, "model": plan.model}], "limits": limits, **listen})
-    with ManagedCluster() as ray:
-        deploy(build_app_over(paced_engines(pace), args), APPLICATION, HOST, port, with_proxy=plan.with_proxy)
-        wait_until_ready(APPLICATION, HOST, port, check=ray.check, on_progress=lambda reason: None)
-        deprioritize_control_plane(os.getpid(), APPLICATION)
-        yield PacedService(service_url(HOST, port), ray.address, tokenizer.vocab_size)
-
-
-class _Service:
-    """A running service and its processes."""
-
-    def __init__(self, plan: ServicePlan, service: PacedService) -> None:
+    def __init__(self, plan: ServicePlan, variant: Variant, service: PacedService) -> None:
+        self.variant = variant
         self._plan = plan
         self._service = service
         self._roles: dict[int, str] = {}
+        self._idle: Mapping[int, float] = {}
+        self._alone: _Load | None = None
+        self._runs: list[_Load] = []
 
-    def measure(self, profile: str, log: Log) -> ServiceCost:
-        plan = self._plan
-        log(f"{profile}: first tokens at one stream")
+    def measure_first_tokens(self) -> None:
+        """Measure one stream after the other, and first the processes without any."""
         self._load(1, NUM_WARM_UPS, SHORT_OUTPUT)  # warm-up
-        idle = self._idle()
-        alone = self._load(1, plan.num_first_tokens, SHORT_OUTPUT)
-        runs = []
-        for number in range(plan.num_runs):
-            log(f"{profile}: {plan.num_streams} streams, run {number + 1} of {plan.num_runs}")
-            num_requests = plan.num_streams * plan.requests_per_stream
-            runs.append(self._load(plan.num_streams, num_requests, plan.output_len))
-        costs = [us_per_token(self._pids(*BETWEEN), run.shares, idle, run.tok_s) for run in runs]
-        median = runs[costs.index(statistics.median_low(costs))]
+        self._idle = self._measure_idle()
+        self._alone = self._load(1, self._plan.num_first_tokens, SHORT_OUTPUT)
+
+    def measure_streams(self) -> None:
+        """Measure all streams at once."""
+        plan = self._plan
+        self._runs.append(self._load(plan.num_streams, plan.num_streams * plan.requests_per_stream, plan.output_len))
+
+    def cost(self, profile: str) -> ServiceCost:
+        """Return the result."""
+        plan, idle, alone = self._plan, self._idle, self._alone
+        costs = [us_per_token(self._pids(*BETWEEN), run.shares, idle, run.tok_s) for run in self._runs]
+        median = self._runs[costs.index(statistics.median_low(costs))]
+        assert alone is not None
         assert alone.report.ttft is not None
         return ServiceCost(
             profile=profile,
+            variant=self.variant,
             num_streams=plan.num_streams,
             interval_ms=1e3 * plan.interval_s,
             input_len=plan.input_len,
@@ -155,26 +115,28 @@ class _Service:
     def _pids(self, *roles: str) -> list[int]:
         return [pid for pid, role in self._roles.items() if role in roles]
 
-    def _idle(self) -> Mapping[int, float]:
-        self._roles = _find_roles(self._service.ray_address)
+    def _measure_idle(self) -> Mapping[int, float]:
+        self._roles = _find_roles(self._service)
         before = self._cpu()
         time.sleep(self._plan.idle_s)
         return cpu_share(before, self._cpu(), self._plan.idle_s)
 
     def _load(self, concurrency: int, num_requests: int, output_len: int) -> _Load:
         plan = LoadPlan(
-            base_url=self._service.url,
+            base_url=self._service.grpc_address if self.variant.is_grpc else self._service.url,
             model=MODEL,
             num_requests=num_requests,
             input_len=self._plan.input_len,
             output_len=output_len,
             concurrency=concurrency,
             vocab_size=self._service.vocab_size,
+            api_key=self._service.api_key,
         )
         # HAProxy starts another process when its routers change.
-        self._roles = _find_roles(self._service.ray_address)
+        self._roles = _find_roles(self._service)
         before: list[CpuSeconds] = []
-        report = asyncio.run(run_load(plan, on_start=lambda: before.append(self._cpu())))
+        open_client = stream_infer_client if self.variant.is_grpc else completions_client
+        report = asyncio.run(run_load(plan, on_start=lambda: before.append(self._cpu()), open_client=open_client))
         if report.failed:
             raise RayinferError(f"{report.failed} of {num_requests} requests failed: {next(iter(report.errors))}")
         return _Load(report, cpu_share(before[0], self._cpu(), report.secs))
@@ -183,19 +145,13 @@ class _Service:
         return read_cpu_seconds(self._roles)
 
 
-def _find_roles(ray_address: str) -> dict[int, str]:
-    """Return the role of each process below this one."""
-    known = {process.pid: process.role for process in identify(read_actors(ray_address), APPLICATION, {})}
+def _find_roles(service: PacedService) -> dict[int, str]:
+    """Return the role of each process below this one; those of other services are OTHER."""
+    found = identify(read_actors(service.ray_address), service.application, {})
+    known = {process.pid: process.role for process in found}
     roles: dict[int, str] = {}
     for process in descendants(os.getpid()):
         is_haproxy = "haproxy" in process.title.partition(" ")[0]
         role = "haproxy" if is_haproxy else known.get(process.pid, OTHER)
         roles[process.pid] = role if role in (*BETWEEN, ENGINE) else OTHER
     return roles
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port

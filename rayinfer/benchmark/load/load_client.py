@@ -6,7 +6,8 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,10 +130,24 @@ class ServingReport:
         return [*tables, Table("errors", ("reason", "count"), list(self.errors.items()))] if self.errors else tables
 
 
+Send = Callable[[list[int], int], Awaitable[RequestTimes]]  # a prompt, and the length of its output
+
+
+@asynccontextmanager
+async def completions_client(plan: LoadPlan) -> AsyncIterator[Send]:
+    """Open a client of a server's completions, streamed as server-sent events."""
+    headers = {"Authorization": f"Bearer {plan.api_key}"} if plan.api_key else {}
+    timeout = aiohttp.ClientTimeout(total=plan.timeout_s)
+    connector = aiohttp.TCPConnector(limit=0, force_close=not plan.reuse_connections)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as session:
+        yield lambda prompt, output_len: _send(session, plan, prompt, output_len)
+
+
 async def run_load(
     plan: LoadPlan,
     on_progress: Callable[[int], None] = lambda num_finished: None,
     on_start: Callable[[], None] = lambda: None,
+    open_client: Callable[[LoadPlan], AbstractAsyncContextManager[Send]] = completions_client,
 ) -> ServingReport:
     """Send the plan's requests and summarize their measurements.
 
@@ -140,29 +155,26 @@ async def run_load(
     fails.
     """
     workload = serving_workload(plan.num_requests, plan.input_len, plan.output_len, plan.vocab_size, plan.seed)
-    headers = {"Authorization": f"Bearer {plan.api_key}"} if plan.api_key else {}
-    timeout = aiohttp.ClientTimeout(total=plan.timeout_s)
-    connector = aiohttp.TCPConnector(limit=0, force_close=not plan.reuse_connections)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as session:
-        warm_up = await _send(session, plan, workload.prompts[0], workload.output_lengths[0])
+    async with open_client(plan) as send:
+        warm_up = await send(workload.prompts[0], workload.output_lengths[0])
         if warm_up.error is not None:
-            raise RayinferError(f"the warm-up request to {plan.completions_url} failed: {warm_up.error}")
+            raise RayinferError(f"the warm-up request to {plan.base_url} failed: {warm_up.error}")
         on_start()
         started = time.perf_counter()
-        results = await _send_all(session, plan, workload, on_progress)
+        results = await _send_all(send, plan, workload, on_progress)
         seconds = time.perf_counter() - started
     return _summarize(plan, results, seconds)
 
 
 async def _send_all(
-    session: aiohttp.ClientSession, plan: LoadPlan, workload: Workload, on_progress: Callable[[int], None]
+    send: Send, plan: LoadPlan, workload: Workload, on_progress: Callable[[int], None]
 ) -> list[RequestTimes]:
     free_clients, num_finished = asyncio.Semaphore(plan.concurrency), 0
 
-    async def send(prompt: list[int], length: int) -> RequestTimes:
+    async def send_one(prompt: list[int], length: int) -> RequestTimes:
         nonlocal num_finished
         async with free_clients if plan.request_rate is None else contextlib.nullcontext():
-            times = await _send(session, plan, prompt, length)
+            times = await send(prompt, length)
         num_finished += 1
         on_progress(num_finished)
         return times
@@ -171,7 +183,7 @@ async def _send_all(
     async with asyncio.TaskGroup() as group:
         tasks = []
         for prompt, length in zip(workload.prompts, workload.output_lengths, strict=True):
-            tasks.append(group.create_task(send(prompt, length)))
+            tasks.append(group.create_task(send_one(prompt, length)))
             if plan.request_rate is not None:
                 await asyncio.sleep(arrivals.expovariate(plan.request_rate))
     return [task.result() for task in tasks]

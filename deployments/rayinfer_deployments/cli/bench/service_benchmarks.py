@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import multiprocessing
 from collections.abc import Callable, Iterator
+from enum import StrEnum
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 SHUTDOWN_TIMEOUT_S = 30.0  # of a measured service
 
 Log = Callable[[str], None]
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
 def serve(
@@ -91,22 +93,27 @@ def router(
     stream_interval: Annotated[
         int | None, typer.Option(min=1, help="tokens that a stream sends at once (default: the profile's)")
     ] = None,
+    variants: Annotated[
+        str, typer.Option(help="clients' protocols, and services with keys, with commas between: measured in turns")
+    ] = "sse,sse-keys,grpc,grpc-keys",
     runs: Annotated[int, typer.Option(min=1, help="runs with all streams; the median counts")] = 3,
     output: Output = RESULTS,
 ) -> None:
     """Router overhead: cost of a routing decision, added time to the first token, processor time per token."""
     interrupt_on_signals()
-    from rayinfer.benchmark.control_plane.overhead.router_report import RouterReport
+    from rayinfer.benchmark.control_plane.overhead.router_report import RouterReport, Variant
     from rayinfer.benchmark.report import write_markdown
 
-    profiles, pairs = _profiles(profile), [(w, e) for e in _numbers(engines, 1) for w in _numbers(waiting, 0)]
+    profiles = _chosen(Profile, "profiles", "" if profile == "none" else profile)
+    pairs = [(w, e) for e in _numbers(engines, 1) for w in _numbers(waiting, 0)]
     settings = {"model": model, "num_streams": streams, "interval_s": interval_ms / 1e3}
     settings |= {"output_len": output_len, "num_runs": runs, "stream_interval": stream_interval}
+    settings["variants"] = _chosen(Variant, "variants", variants)
     with progress_log() as log:
         report = RouterReport(
             command=typed_command(),
             decisions=_measure_decisions(model, pairs, decisions, log) if decisions else [],
-            services=[_measure_in_own_process(name, settings, log) for name in profiles],
+            services=[cost for name in profiles for cost in _measure_in_own_process(name, settings, log)],
         )
     show(report, output / "router.json")
     note = f"{report.environment}: `{report.command}`"
@@ -152,7 +159,7 @@ def _hostile_target(base_url: str | None, model: str, interval_ms: float) -> Ite
         return
     set_ray_settings(owns_ray=True)
     # After the environment is set: these import Ray, which reads it.
-    from rayinfer_deployments.overhead.measured_service import MODEL, ServicePlan, paced_service
+    from rayinfer_deployments.overhead.paced_service import MODEL, ServicePlan, paced_service
 
     plan = ServicePlan(model=model, with_proxy=False, interval_s=interval_ms / 1e3)
     with paced_service(Profile.LATENCY, plan) as service:
@@ -171,7 +178,7 @@ def _measure_decisions(model: str, pairs: list[tuple[int, int]], num_decisions: 
     return costs
 
 
-def _measure_in_own_process(profile: Profile, settings: dict[str, object], log: Log) -> "ServiceCost":
+def _measure_in_own_process(profile: Profile, settings: dict[str, object], log: Log) -> "list[ServiceCost]":
     """Measure a profile in a new process: Ray reads its settings when it is imported."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -195,8 +202,8 @@ def _measure_in_own_process(profile: Profile, settings: dict[str, object], log: 
         raise RayinferError(
             f"profile {profile} could not be measured: {type(message).__name__}: {message}"
         ) from message
-    cost: ServiceCost = message
-    return cost
+    costs: list[ServiceCost] = message
+    return costs
 
 
 def _measure_service(sender: Connection, profile: Profile, settings: dict[str, object]) -> None:
@@ -204,7 +211,8 @@ def _measure_service(sender: Connection, profile: Profile, settings: dict[str, o
     try:
         with _ray_settings(profile):
             # After the environment is set: these import Ray, which reads it.
-            from rayinfer_deployments.overhead.measured_service import ServicePlan, measure_service
+            from rayinfer_deployments.overhead.measured_service import measure_service
+            from rayinfer_deployments.overhead.paced_service import ServicePlan
 
             plan = ServicePlan(with_proxy=profile == Profile.THROUGHPUT, **settings)  # type: ignore[arg-type]
             sender.send(measure_service(profile, plan, sender.send))
@@ -224,11 +232,11 @@ def _ray_settings(profile: Profile) -> Iterator[None]:
         yield
 
 
-def _profiles(text: str) -> list[Profile]:
+def _chosen(kind: type[Choice], what: str, text: str) -> list[Choice]:
     try:
-        return [Profile(name) for name in split_names(text) if name != "none"]
+        return [kind(name) for name in split_names(text)]
     except ValueError:
-        raise ConfigError(f"expected profiles out of {', '.join(Profile)}, or none, got {text!r}") from None
+        raise ConfigError(f"expected {what} out of {', '.join(kind)}, got {text!r}") from None
 
 
 def _numbers(text: str, least: int) -> list[int]:

@@ -1,6 +1,7 @@
 """Report of `rayinfer bench router`."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from rayinfer.benchmark.control_plane.overhead.routing_decision import DecisionCost
 from rayinfer.benchmark.report import Environment, Percentiles, Table, describe_environment, format_figure
@@ -8,6 +9,7 @@ from rayinfer.benchmark.report import Environment, Percentiles, Table, describe_
 DECISION_HEADS = ("waiting", "engines", "arrival µs", "dispatch µs", "p50 µs", "p99 µs")
 SERVICE_HEADS = (
     "profile",
+    "variant",
     "added TTFT p50 ms",
     "p99 ms",
     "CPU µs/token",
@@ -16,7 +18,26 @@ SERVICE_HEADS = (
     "engine µs/token",
     "CPU µs/request",
 )
-ROLE_HEADS = ("profile", "process", "µs/token", "idle, % of a core")
+ROLE_HEADS = ("profile", "variant", "process", "µs/token", "idle, % of a core")
+
+
+class Variant(StrEnum):
+    """Protocol of the streams, and whether the service asks for keys."""
+
+    SSE = "sse"  # completions as server-sent events
+    SSE_KEYS = "sse-keys"
+    GRPC = "grpc"  # ModelStreamInfer
+    GRPC_KEYS = "grpc-keys"
+
+    @property
+    def is_grpc(self) -> bool:
+        """Whether clients stream over gRPC."""
+        return self in (Variant.GRPC, Variant.GRPC_KEYS)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether the service has keys with limits, counts their usage and logs requests."""
+        return self in (Variant.SSE_KEYS, Variant.GRPC_KEYS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +56,7 @@ class ServiceCost:
     """Control-plane overhead between engines and clients in one profile of the service."""
 
     profile: str
+    variant: str
     num_streams: int
     interval_ms: float
     input_len: int
@@ -51,6 +73,7 @@ class ServiceCost:
         """Return a row below SERVICE_HEADS."""
         return (
             self.profile,
+            self.variant,
             self.added_ttft.p50,
             self.added_ttft.p99,
             self.cpu_us_per_token,
@@ -86,7 +109,7 @@ class RouterReport:
                 f"{first.output_len} tokens a request"
             )
             roles = [
-                (cost.profile, role.role + "*" * role.is_between, role.us_per_token, role.idle_percent)
+                (cost.profile, cost.variant, role.role + "*" * role.is_between, role.us_per_token, role.idle_percent)
                 for cost in self.services
                 for role in cost.roles
             ]

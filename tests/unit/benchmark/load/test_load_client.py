@@ -138,7 +138,7 @@ async def test_failures_are_counted_by_reason_and_leave_the_latencies_alone():
 
 
 async def test_a_failed_warm_up_is_an_error():
-    with pytest.raises(RayinferError, match=r"the warm-up request to .*/v1/completions failed: HTTP 429"):
+    with pytest.raises(RayinferError, match=r"the warm-up request to http://.* failed: HTTP 429"):
         await load(FakeServer(failures={0: "status"}))
 
 

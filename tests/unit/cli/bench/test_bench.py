@@ -96,7 +96,8 @@ def test_routing_decisions_are_measured_without_a_service(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "option", [("--profile", "fast"), ("--waiting", "-1"), ("--engines", "0"), ("--waiting", "many")]
+    "option",
+    [("--profile", "fast"), ("--waiting", "-1"), ("--engines", "0"), ("--waiting", "many"), ("--variants", "sse,http")],
 )
 def test_impossible_router_settings_are_one_line(tmp_path, option):
     result = CliRunner().invoke(build_application(), ["bench", "router", *option, "--output", str(tmp_path)])

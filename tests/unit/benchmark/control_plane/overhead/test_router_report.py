@@ -13,6 +13,7 @@ def role(name, us, is_between=True):
 
 SERVICE = ServiceCost(
     profile="latency",
+    variant="sse-keys",
     num_streams=32,
     interval_ms=20.0,
     input_len=128,
@@ -34,6 +35,9 @@ def test_tables_hold_what_was_measured():
     report = RouterReport(command="rayinfer bench router", decisions=[DECISION], services=[SERVICE])
     decisions, services, processes = report.tables()
     assert decisions.rows == [(1000, 16, 60.0, 30.0, 90.0, 150.0)]
-    assert services.rows == [("latency", 3.25, 6.75, 64.5, "70 64.5 61", 1.0, 9.5, 1500.0)]
-    assert processes.rows == [("latency", "router*", 64.5, 0.5), ("latency", "engine", 9.5, 0.5)]
+    assert services.rows == [("latency", "sse-keys", 3.25, 6.75, 64.5, "70 64.5 61", 1.0, 9.5, 1500.0)]
+    assert processes.rows == [
+        ("latency", "sse-keys", "router*", 64.5, 0.5),
+        ("latency", "sse-keys", "engine", 9.5, 0.5),
+    ]
     assert len(RouterReport(command="x", decisions=[], services=[SERVICE]).tables()) == 2
