@@ -69,8 +69,9 @@ class GrpcServer:
         *,
         limits: GrpcLimits = GrpcLimits(),
         identify: Identify = lambda headers, client_address: Caller(),
+        credentials: Any = None,
     ) -> None:
-        """Bind the address; raises RayinferError when another process has it."""
+        """Bind the address, for TLS with these `grpc.ServerCredentials`; raises RayinferError when it is taken."""
         calls = Calls(identify, metrics)
         self._server = grpc.aio.server(
             interceptors=[GuardedServices(calls, (reflection.SERVICE_NAME,))],
@@ -83,7 +84,10 @@ class GrpcServer:
         reflection.enable_server_reflection(names, self._server)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            self.port: int = self._server.add_insecure_port(address)
+            if credentials is None:
+                self.port: int = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(address, credentials)
         except RuntimeError:
             raise RayinferError(f"cannot listen on {address} for gRPC") from None
 
