@@ -8,7 +8,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from rayinfer.errors import ConfigError
+from rayinfer.access.access_control import AccessControl
+from rayinfer.access.key_table import KeyTable
+from rayinfer.errors import AuthenticationFailed, ConfigError, NotReady
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.kserve.example_models import example_models
@@ -19,6 +21,7 @@ from rayinfer.servers.kserve.repository import ModelRepository
 from rayinfer_deployments.router.grpc_port import GrpcAccess, ReloadedGrpcTls, bind_grpc_server
 from rayinfer_deployments.router.tls import HttpTlsFiles
 from tests.unit.deployments.router.test_tls import make_certificate
+from tests.unit.servers.access.conftest import LocalOwner
 
 
 @contextlib.asynccontextmanager
@@ -110,3 +113,17 @@ def test_files_that_cannot_be_loaded_are_named(tmp_path):
     Path(files.certificate).write_text("nothing")
     with pytest.raises(ConfigError, match=r"cert\.pem"):
         ReloadedGrpcTls(files)
+
+
+async def test_callers_need_a_key_where_there_are_keys(tmp_path):
+    access = AccessControl("router", LocalOwner(tmp_path / "keys.jsonl"))
+    with pytest.raises(NotReady):
+        GrpcAccess(access).identify({}, "127.0.0.1")
+    access.authenticator.keys = KeyTable()
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"x-tenant-id": "team"}):
+        for trusts in (False, True):
+            with pytest.raises(AuthenticationFailed):
+                GrpcAccess(access, trusts_tenant_header=trusts).identify(headers, "127.0.0.1")
+    headers = {"x-tenant-id": "team"}
+    assert GrpcAccess(None, trusts_tenant_header=True).identify(headers, "127.0.0.1").tenant == "team"
+    assert GrpcAccess(None).identify(headers, "127.0.0.1").tenant == ""

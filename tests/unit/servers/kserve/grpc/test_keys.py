@@ -145,9 +145,9 @@ async def test_a_keys_places_are_held_until_its_answers_end(stub, keys, generato
     generator.blocks_after = 1
     stream = stub.ModelStreamInfer(iter([text(stream=True)]), metadata=key)
     await generator.has_blocked.wait()
-    code, _ = await error_of(stub.ModelInfer(text(), metadata=key))
+    code, _ = await error_of(stub.ModelInfer(text(), metadata=key, timeout=10))
     assert code is EXHAUSTED
-    [answer] = [each async for each in stub.ModelStreamInfer(iter([text()]), metadata=key)]
+    [answer] = [each async for each in stub.ModelStreamInfer(iter([text()]), metadata=key, timeout=10)]
     assert answer.error_message
     generator.release.set()
     assert "".join([each.error_message async for each in stream]) == ""
