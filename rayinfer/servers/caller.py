@@ -73,13 +73,16 @@ def usable_models(request: Request, models: Mapping[str, ServedModel]) -> Mappin
     return {name: model for name, model in models.items() if caller.may_use(name)}
 
 
-def find_usable_model(request: Request, models: Mapping[str, ServedModel], name: str) -> ServedModel:
-    """Look up a model that the caller may use; raises UnknownModel or NotReady."""
-    caller = caller_of(request)
+def find_usable_model(request: Request, models: Mapping[str, ServedModel], name: str | None) -> ServedModel:
+    """Look up a model that the caller may use; without a name the only one of these is meant.
+
+    Raises UnknownModel, InvalidParameter or NotReady, which name no other models.
+    """
+    usable, caller = usable_models(request, models), caller_of(request)
     try:
-        if not caller.may_use(name):
-            raise UnknownModel(name, "model")
-        return find_model(models, name)
+        if models and not usable:
+            raise UnknownModel("The caller may use no model.", "model")
+        return find_model(usable, name)
     except UnknownModel as error:
         raise hide_other_models(error, caller) from None
 

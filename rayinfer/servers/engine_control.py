@@ -10,9 +10,10 @@ from fastapi.responses import Response
 from rayinfer.errors import InvalidParameter
 from rayinfer.outputs import EngineState
 from rayinfer.protocols import EngineControl, GetState, Pause, Resume, Sleep, Wake
+from rayinfer.servers.caller import find_usable_model
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.openapi import READ_ERRORS, query_parameter, responses
-from rayinfer.servers.served_model import ServedModel, find_model
+from rayinfer.servers.served_model import ServedModel
 
 DEFAULT_SLEEP_LEVEL = "1"
 
@@ -86,7 +87,7 @@ def add_engine_control_routes(app: FastAPI, models: Mapping[str, ServedModel]) -
 
 
 def _engines(models: Mapping[str, ServedModel], request: Request) -> EngineControl:
-    model = find_model(models, request.query_params.get("model"))
+    model = find_usable_model(request, models, request.query_params.get("model"))
     if model.engines is None:
         raise InvalidParameter(f"The engines of model {model.name!r} cannot be stopped from here.", "model")
     return model.engines

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rayinfer.servers.access.open_paths import route_path
+
 
 @dataclass(frozen=True, slots=True)
 class PublicError:
@@ -74,7 +76,7 @@ def error_format_of(scope: Mapping[str, Any]) -> ErrorFormat:
     chosen: ErrorFormat | None = scope.get("state", {}).get("error_format")
     if chosen is not None:
         return chosen
-    path: str = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+    path = route_path(scope)
     if path.startswith(_MODEL_PATHS):  # /models/NAME/generate has the form of /generate
         path = path[path.rindex("/") :]
     if path == "/":

@@ -4,10 +4,11 @@ import json
 from importlib.metadata import version as installed_version
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from rayinfer.errors import NotReady
+from rayinfer.servers.caller import usable_models
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.openapi import READ_ERRORS, responses
@@ -32,19 +33,20 @@ _SERVER_INFO = {
 def add_server_info_routes(app: FastAPI, service: GenerationService) -> None:
     """Add the paths to an application."""
 
-    async def load() -> Response:
+    async def load(request: Request) -> Response:
         """Return how many requests wait or run."""
-        statuses = [model.generator.status() for model in service.models.values()]
+        statuses = [model.generator.status() for model in usable_models(request, service.models).values()]
         engines = [stats for status in statuses for stats in status.engines.values()]
         waiting = sum(status.num_waiting for status in statuses) + sum(stats.num_waiting for stats in engines)
         num_requests = waiting + sum(stats.num_running for stats in engines)
         return json_response(json.dumps({"server_load": num_requests}).encode())
 
-    async def server_info() -> Response:
+    async def server_info(request: Request) -> Response:
         """Return the version, the models and the limits of requests."""
+        usable = usable_models(request, service.models)
         info = {
             "version": installed_version("rayinfer"),
-            "models": {name: _model_info(model) for name, model in service.models.items()},
+            "models": {name: _model_info(model) for name, model in usable.items()},
             "request_limits": service.limits.model_dump(),
         }
         return json_response(json.dumps(info).encode())

@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from rayinfer.errors import InvalidParameter
+from rayinfer.servers.caller import usable_models
 from rayinfer.servers.documented_routes import Endpoint, add_route
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.generation.service import GenerationService
@@ -88,11 +89,11 @@ def add_shared_routes(app: FastAPI, service: GenerationService, tokenizers: Toke
 def _add_root(app: FastAPI, service: GenerationService, tgi: TgiEndpoints) -> None:
     async def root(request: Request) -> Response:
         """GET /: a page for browsers, and TGI's health for all others."""
+        usable = usable_models(request, service.models)
         if _prefers_html(request.headers.get("accept", "")):
-            page = _page(service.models, request.scope.get("root_path", ""))
+            page = _page(usable, request.scope.get("root_path", ""))
             return Response(page, headers=_HTML_HEADERS, media_type="text/html")
-        is_ready = bool(service.models) and all(model.generator.status().ready for model in service.models.values())
-        if is_ready:
+        if usable and all(model.generator.status().ready for model in usable.values()):
             return Response(headers={"Vary": "Accept"})
         return json_response(json.dumps(UNHEALTHY).encode(), 503, {"Retry-After": "1", "Vary": "Accept"})
 

@@ -274,7 +274,9 @@ def _announce(service: Service, console: Console) -> None:
         soft_wrap=True,
     )
     if service.grpc_port is not None:
-        console.print(f"gRPC at {service.host}:{service.grpc_port}", markup=False, highlight=False, soft_wrap=True)
+        over = " over TLS" if service.has_tls else ""
+        line = f"gRPC{over} at {service.host}:{service.grpc_port}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     for line in _described(service):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     key = ' -H "Authorization: Bearer $RAYINFER_API_KEY"' if service.options.get("api_keys") else ""

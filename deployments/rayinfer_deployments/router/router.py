@@ -27,7 +27,6 @@ from rayinfer.routing.first_tokens import FirstTokens
 from rayinfer.routing.limits import RouterLimits, router_limits, with_tenant_weights
 from rayinfer.servers.access.access_log import AccessLog
 from rayinfer.servers.app import build_app
-from rayinfer.servers.caller import ANYONE, Caller, caller_of_headers
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.kserve.example_models import example_models
 from rayinfer.servers.kserve.grpc.server import GrpcLimits, GrpcServer
@@ -44,6 +43,7 @@ from rayinfer_deployments.router.access_owner_actor import RemoteOwner
 from rayinfer_deployments.router.access_settings import AccessSettings
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits
 from rayinfer_deployments.router.engine_reconciler import EngineReconciler
+from rayinfer_deployments.router.grpc_port import GrpcAccess, bind_grpc_server
 from rayinfer_deployments.router.http_server import HttpServer
 from rayinfer_deployments.router.sibling_metrics import SiblingMetrics
 from rayinfer_deployments.router.tls import ReloadedTls
@@ -241,19 +241,14 @@ class Router:
             self._follow(tls.follow())
 
     def _build_grpc_server(self, address: ListenAddress, limits: ConnectionLimits) -> GrpcServer:
-        return GrpcServer(
+        return bind_grpc_server(
             self._kserve,
             self._metrics,
             address.host,
             address.port,
             limits=GrpcLimits(max_message_bytes=self._max_body_bytes, max_connections=limits.max_connections),
-            identify=self._identify,
+            access=GrpcAccess(self._access, self._access_settings.tls, self._trust_tenant_header),
         )
-
-    def _identify(self, headers: Mapping[str, str], client_address: str) -> Caller:
-        """Identify the caller of a gRPC call by its key, and by its tenant where that header is trusted."""
-        caller = ANYONE if self._access is None else self._access.authenticator.identify(headers, client_address)
-        return caller_of_headers(headers, caller) if self._trust_tenant_header else caller
 
     async def __del__(self) -> None:
         """Disconnect from the engines; Serve has drained requests, except those on the router's own ports."""

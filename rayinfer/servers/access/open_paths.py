@@ -21,7 +21,7 @@ OPERATE_PREFIXES = ("/v2/repository/models/",)  # loads and unloads
 
 def route_path(scope: Mapping[str, Any]) -> str:
     """Return the path by which Starlette finds a route: without the prefix of an application behind Serve's proxies."""
-    path: str = scope["path"]
+    path: str = scope.get("path", "")
     prefix: str = scope.get("root_path", "")
     return path[len(prefix) :] if prefix and path.startswith(prefix + "/") else path
 

@@ -11,10 +11,9 @@ from fastapi import Request
 
 from rayinfer.access.access_control import AccessControl
 from rayinfer.access.generation_usage import EngineClock, GenerationUsage
-from rayinfer.errors import UnknownModel
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
-from rayinfer.servers.caller import RequestContext, caller_of, hide_other_models
+from rayinfer.servers.caller import RequestContext
 from rayinfer.servers.generation.key_limits import within_key_limits
 from rayinfer.servers.generation.prompt_outputs import PromptLists, PromptOutput, generate_outputs
 from rayinfer.servers.json_body import LONG_BODY_BYTES, LongBodies, decode_object, read_body
@@ -64,11 +63,7 @@ class GenerationService:
         That runs in a thread where it may take more than a few milliseconds: schemas, templates and tokenizers work in
         proportion to the body; each forbidden word is tokenized three times, and a client's template may do anything.
         """
-        raw = await read_body(request)
-        try:
-            return await self.prepare_json(raw, prepare)
-        except UnknownModel as error:
-            raise hide_other_models(error, caller_of(request)) from None
+        return await self.prepare_json(await read_body(request), prepare)
 
     async def prepare_json(
         self, raw: bytes, prepare: Callable[[dict[str, Any]], Prepared], *, num_more_bytes: int = 0

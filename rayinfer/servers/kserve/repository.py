@@ -5,6 +5,7 @@ from typing import Any
 
 from rayinfer.errors import InvalidParameter, NotReady, NotSupported, UnknownModel
 from rayinfer.protocols import TensorModel
+from rayinfer.servers.caller import Caller, hide_other_models
 from rayinfer.servers.served_model import ServedModel
 
 VERSION = "1"  # the only one of every model
@@ -20,40 +21,41 @@ class ModelRepository:
         self._tensor_models = {model.name: model for model in tensor_models}
         self._unloaded: set[str] = set()
 
-    def names(self) -> list[str]:
-        """List all models, also those that are not ready."""
-        return list({**self._language_models, **self._tensor_models})
+    def names(self, caller: Caller) -> list[str]:
+        """List the models that a caller may use, also those that are not ready."""
+        return [name for name in {**self._language_models, **self._tensor_models} if caller.may_use(name)]
 
-    def find(self, name: str, version: str = "") -> AnyModel:
-        """Look a model up; raises UnknownModel."""
+    def find(self, caller: Caller, name: str, version: str = "") -> AnyModel:
+        """Look up a model that a caller may use; raises UnknownModel, which names no other models."""
         model: AnyModel | None = self._language_models.get(name) or self._tensor_models.get(name)
-        if model is None:
-            raise UnknownModel(
-                f"The model {name!r:.200} does not exist. Served here: {', '.join(self.names()) or 'none'}.", "model"
-            )
+        if model is None or not caller.may_use(name):
+            served = ", ".join(self.names(caller)) or "none"
+            error = UnknownModel(f"The model {name!r:.200} does not exist. Served here: {served}.", "model")
+            raise hide_other_models(error, caller)
         if version not in ("", VERSION):
             raise UnknownModel(f"The model {name!r} has no version {version!r:.80}, only {VERSION!r}.", "version")
         return model
 
-    def find_ready(self, name: str, version: str = "") -> AnyModel:
+    def find_ready(self, caller: Caller, name: str, version: str = "") -> AnyModel:
         """Look up a model that takes requests; raises UnknownModel and NotReady."""
-        model = self.find(name, version)
+        model = self.find(caller, name, version)
         if reason := self._reason_not_ready(model):
             raise NotReady(f"The model {name!r} is not ready: {reason}.")
         return model
 
     def check_all_ready(self) -> None:
         """Raise NotReady unless all models take requests that were not unloaded on demand."""
-        reasons = {name: self._reason_not_ready(self.find(name)) for name in self.names() if name not in self._unloaded}
+        models: dict[str, AnyModel] = {**self._language_models, **self._tensor_models}
+        reasons = {name: self._reason_not_ready(each) for name, each in models.items() if name not in self._unloaded}
         if not reasons and not self._unloaded:
             raise NotReady("No model is loaded yet.")
         if waiting := [f"{name}: {reason}" for name, reason in reasons.items() if reason]:
             raise NotReady("; ".join(waiting))
 
-    def index(self, *, only_ready: bool = False) -> Iterator[dict[str, str]]:
-        """Yield the entries of the repository's index."""
-        for name in self.names():
-            reason = self._reason_not_ready(self.find(name))
+    def index(self, caller: Caller, *, only_ready: bool = False) -> Iterator[dict[str, str]]:
+        """Yield the entries of the repository's index, of the models that a caller may use."""
+        for name in self.names(caller):
+            reason = self._reason_not_ready(self.find(caller, name))
             if not (only_ready and reason):
                 yield {
                     "name": name,
@@ -62,22 +64,22 @@ class ModelRepository:
                     "reason": reason,
                 }
 
-    def load(self, name: str, parameters: Mapping[str, Any]) -> None:
+    def load(self, caller: Caller, name: str, parameters: Mapping[str, Any]) -> None:
         """Load a model that was unloaded; raises NotSupported for language models and other configurations."""
-        self._check_can_unload(name)
+        self._check_can_unload(caller, name)
         if parameters:
             raise NotSupported("Models are loaded as they are configured: parameters are not supported.", "parameters")
         self._unloaded.discard(name)
 
-    def unload(self, name: str) -> None:
+    def unload(self, caller: Caller, name: str) -> None:
         """Unload a model; raises NotSupported for language models."""
-        self._check_can_unload(name)
+        self._check_can_unload(caller, name)
         self._unloaded.add(name)
 
-    def _check_can_unload(self, name: str) -> None:
+    def _check_can_unload(self, caller: Caller, name: str) -> None:
         if not isinstance(name, str) or not name:
             raise InvalidParameter("the name of a model is missing", "model")
-        if isinstance(self.find(name), ServedModel):
+        if isinstance(self.find(caller, name), ServedModel):
             raise NotSupported(
                 f"The language model {name!r} is loaded and unloaded by the service's operator only: "
                 "see `rayinfer scale` and `rayinfer sleep`.",

@@ -2,6 +2,7 @@
 
 import json
 import uuid
+from functools import partial
 from typing import Any
 
 from fastapi import Request
@@ -25,7 +26,7 @@ from rayinfer.servers.openai.sampling_settings import (
 from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody
 from rayinfer.servers.openai.unsupported_fields import refuse_unsupported_fields
 from rayinfer.servers.openai.validated_request import ValidatedRequest
-from rayinfer.servers.served_model import ServedModel, find_model
+from rayinfer.servers.served_model import ServedModel
 from rayinfer.tokenization.bad_words import bad_word_tokenizer
 
 
@@ -50,16 +51,16 @@ class OpenAIEndpoints:
 
     async def create_chat_completion(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        return self._respond(request, await self._service.prepare(request, self._chat_completion))
+        return self._respond(request, await self._service.prepare(request, partial(self._chat_completion, request)))
 
     async def create_completion(self, request: Request) -> Response:
         """POST /v1/completions."""
-        return self._respond(request, await self._service.prepare(request, self._completion))
+        return self._respond(request, await self._service.prepare(request, partial(self._completion, request)))
 
-    def _chat_completion(self, raw: dict[str, Any]) -> ValidatedRequest:
+    def _chat_completion(self, request: Request, raw: dict[str, Any]) -> ValidatedRequest:
         refuse_unsupported_fields(raw, is_chat=True)
         body = check_schema(ChatCompletionBody, raw)
-        model = find_model(self._models, body.model)
+        model = find_usable_model(request, self._models, body.model)
         description = model.generator.describe()
         body.check_ranges()
         params = chat_params(body, description, self._limits)
@@ -71,10 +72,10 @@ class OpenAIEndpoints:
         check_num_repeated(body, params.n, prompts, None, self._limits)
         return ValidatedRequest(body=body, model=model, params=params, prompts=prompts, shape=CHAT)
 
-    def _completion(self, raw: dict[str, Any]) -> ValidatedRequest:
+    def _completion(self, request: Request, raw: dict[str, Any]) -> ValidatedRequest:
         refuse_unsupported_fields(raw, is_chat=False)
         body = check_schema(CompletionBody, raw)
-        model = find_model(self._models, body.model)
+        model = find_usable_model(request, self._models, body.model)
         description = model.generator.describe()
         body.check_ranges()
         params = completion_params(body, description, self._limits)

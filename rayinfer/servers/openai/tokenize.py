@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import Request
@@ -9,6 +10,7 @@ from fastapi.responses import Response
 
 from rayinfer.errors import InvalidParameter
 from rayinfer.protocols import ModelDescription
+from rayinfer.servers.caller import find_usable_model
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.generation.prompt_tokens import PromptLimit, tokenize_prompts
 from rayinfer.servers.generation.service import GenerationService
@@ -17,7 +19,7 @@ from rayinfer.servers.openai.prompts import truncation_of
 from rayinfer.servers.openai.request_body import check_schema
 from rayinfer.servers.openai.schemas import DetokenizeBody, TokenizeChatBody, TokenizePromptBody
 from rayinfer.servers.openai.unsupported_fields import refuse_unsupported_fields
-from rayinfer.servers.served_model import ServedModel, find_model
+from rayinfer.servers.served_model import ServedModel
 
 _TOKENS_AT_ONCE = 8192  # encoded before another thread may run
 
@@ -31,15 +33,15 @@ class TokenizeEndpoints:
 
     async def tokenize(self, request: Request) -> Response:
         """Turn a text or a conversation into token ids."""
-        return json_response(await self._service.prepare(request, self.tokenize_body))
+        return json_response(await self._service.prepare(request, partial(self._tokenize_body, request)))
 
     async def detokenize(self, request: Request) -> Response:
         """Turn token ids into text."""
-        return json_response(await self._service.prepare(request, self._detokenize_body))
+        return json_response(await self._service.prepare(request, partial(self._detokenize_body, request)))
 
     async def tokenizer_info(self, request: Request) -> Response:
         """Describe the tokenizer of the model that the query names, or of the only one."""
-        model = find_model(self._service.models, request.query_params.get("model"))
+        model = find_usable_model(request, self._service.models, request.query_params.get("model"))
         special = {name: model.tokenizer.special_tokens.get(name) for name in ("bos_token", "eos_token", "pad_token")}
         info = {
             **special,
@@ -51,7 +53,7 @@ class TokenizeEndpoints:
         }
         return json_response(json.dumps(info).encode())
 
-    def tokenize_body(self, raw: dict[str, Any]) -> bytes:
+    def _tokenize_body(self, request: Request, raw: dict[str, Any]) -> bytes:
         """Return the response to a body of /tokenize."""
         if raw.get("messages") is not None:
             if raw.get("prompt") is not None:
@@ -59,7 +61,7 @@ class TokenizeEndpoints:
             body: TokenizeChatBody | TokenizePromptBody = self._chat_body(raw)
         else:
             body = check_schema(TokenizePromptBody, raw)
-        model = find_model(self._service.models, body.model)
+        model = find_usable_model(request, self._service.models, body.model)
         description = model.generator.describe()
         token_ids = self._token_ids(body, model, description)
         pieces = [model.tokenizer.token_piece(token_id) for token_id in token_ids] if body.return_token_strs else None
@@ -94,9 +96,9 @@ class TokenizeEndpoints:
         check_length(model.tokenizer.least_num_tokens(text))
         return model.tokenizer.encode(text, add_special_tokens=adds_special_tokens, check_length=check_length)
 
-    def _detokenize_body(self, raw: dict[str, Any]) -> bytes:
+    def _detokenize_body(self, request: Request, raw: dict[str, Any]) -> bytes:
         body = check_schema(DetokenizeBody, raw)
-        model = find_model(self._service.models, body.model)
+        model = find_usable_model(request, self._service.models, body.model)
         longest = self._service.limits.max_repeated_token_ids
         if len(body.tokens) > longest:
             raise InvalidParameter(f"tokens must hold at most {longest} token ids, got {len(body.tokens)}", "tokens")

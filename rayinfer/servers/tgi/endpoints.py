@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
-from rayinfer.servers.caller import request_context
+from rayinfer.servers.caller import find_usable_model, request_context
 from rayinfer.servers.error_formats import choose_error_format, tgi_error
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.generation.prompt_tokens import PromptLimit
@@ -18,7 +18,7 @@ from rayinfer.servers.openai.request_body import check_schema
 from rayinfer.servers.openai.schemas import ChatCompletionBody
 from rayinfer.servers.openai.unsupported_fields import refuse_unsupported_fields
 from rayinfer.servers.path_models import find_path_model
-from rayinfer.servers.served_model import PLACEHOLDERS, find_model
+from rayinfer.servers.served_model import PLACEHOLDERS
 from rayinfer.servers.tgi.generation import (
     TgiGeneration,
     input_token_ids,
@@ -95,7 +95,9 @@ class TgiEndpoints:
         refuse_unsupported_fields(raw, is_chat=True)
         body = check_schema(ChatCompletionBody, raw)
         is_named = body.model is not None and body.model not in PLACEHOLDERS
-        model = find_model(self._models, body.model) if is_named else find_path_model(request, self._models)
+        model = (
+            find_usable_model(request, self._models, body.model) if is_named else find_path_model(request, self._models)
+        )
         template = chosen_template(body, model.chat_template, trusts_request=False)
         text = template.render(template_messages(body.messages), **template_settings(body))
         limit = PromptLimit.of(model.generator.describe(), "messages")

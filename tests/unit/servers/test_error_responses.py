@@ -18,7 +18,13 @@ from rayinfer.errors import (
     Unavailable,
     UnknownModel,
 )
-from rayinfer.servers.error_formats import choose_error_format, error_format_of, tgi_error
+from rayinfer.servers.error_formats import (
+    choose_error_format,
+    error_format_of,
+    kserve_error,
+    openai_error,
+    tgi_error,
+)
 from rayinfer.servers.error_responses import error_response, refusal_reason
 
 
@@ -129,3 +135,5 @@ def test_an_endpoint_may_choose_the_form_of_its_errors():
 
 def test_the_form_of_an_error_does_not_depend_on_the_applications_prefix():
     assert error_format_of({"path": "/service/generate", "root_path": "/service"}) is tgi_error
+    assert error_format_of({"path": "/v2/infer", "root_path": "/v"}) is kserve_error
+    assert error_format_of({"path": "/servicev2", "root_path": "/service"}) is openai_error

@@ -9,7 +9,8 @@ from urllib.parse import unquote
 import grpc
 from google.protobuf.message import DecodeError
 
-from rayinfer.errors import InvalidParameter, RequestTooLarge, Unavailable
+from rayinfer.access.api_key import Scope
+from rayinfer.errors import InvalidParameter, PermissionDenied, RequestTooLarge, Unavailable
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.servers.caller import Caller, RequestContext
 from rayinfer.servers.error_responses import error_kind, public_error, refusal_reason
@@ -50,10 +51,12 @@ class Calls:
         self._identify = identify
         self._metrics = metrics
 
-    def begin(self, context: Any) -> Call:
-        """Identify the caller of a call; raises RayinferError for one that is refused."""
+    def begin(self, context: Any, scope: Scope = Scope.INFER) -> Call:
+        """Identify the caller of a call that needs a scope; raises RayinferError for one that is refused."""
         headers = _headers(context.invocation_metadata() or ())
         caller = self._identify(headers, client_address(context.peer()))
+        if not caller.has_scope(scope):
+            raise PermissionDenied(f"The API key lacks the scope {scope.value!r}.")
         return Call(caller, headers.get(REQUEST_ID_HEADER, ""), context.time_remaining())
 
     async def end(self, context: Any, error: Exception) -> None:

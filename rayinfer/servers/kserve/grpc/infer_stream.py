@@ -40,7 +40,7 @@ class InferStream:
         service: InferenceService,
         reader: RequestReader,
         calls: Calls,
-        call: Call,
+        begin: Callable[[], Call],
         write: Callable[[bytes], Awaitable[None]],
         *,
         stalled_s: float = STALLED_S,
@@ -48,7 +48,7 @@ class InferStream:
         self._service = service
         self._reader = reader
         self._calls = calls
-        self._call = call
+        self._begin = begin  # identifies the caller, and counts one request against its limits
         self._write = write
         self._stalled_s = stalled_s
         self._has_room = asyncio.Semaphore(MAX_REQUESTS_PER_STREAM)
@@ -56,16 +56,19 @@ class InferStream:
         self._writing_since: float | None = None
 
     async def answer_all(self, messages: AsyncIterator[bytes]) -> None:
-        """Answer encoded messages until there are no more and all are answered.
+        """Answer encoded messages until there are no more and all are answered; raises if the caller is refused.
 
-        Responses are written by the tasks that make them: a queue between would cost as much as the rest.
+        Each message is a request whose caller is identified anew, as its key may have been revoked meanwhile. Responses
+        are written by the tasks that make them: a queue between would cost as much as the rest.
         """
+        call: Call | None = self._begin()
         watching = asyncio.create_task(self._watch(asyncio.current_task()))
         try:
             async with asyncio.TaskGroup() as tasks:
                 async for message in messages:
                     await self._has_room.acquire()
-                    tasks.create_task(self._answer(message))
+                    tasks.create_task(self._answer(message, call))
+                    call = None
         finally:
             watching.cancel()
 
@@ -77,15 +80,16 @@ class InferStream:
             if since is not None and time.monotonic() - since > self._stalled_s and stream is not None:
                 stream.cancel()
 
-    async def _answer(self, raw: bytes) -> None:
+    async def _answer(self, raw: bytes, call: Call | None) -> None:
         message = pb.ModelInferRequest()
         try:
             message = await self._reader.decode(raw)
-            inference, asked = await self._reader.prepare(message, self._call)
+            call = self._begin() if call is None else call
+            inference, asked = await self._reader.prepare(message, call)
             if isinstance(inference, TextInference) and inference.request.streams:
-                await self._stream_text(inference, asked)
+                await self._stream_text(call, inference, asked)
             else:
-                result = await self._service.infer(self._call.request_context(), inference)
+                result = await self._service.infer(call.request_context(), inference)
                 response = write_infer_result(result, is_raw=asked.is_raw)
                 response.parameters[FINAL_RESPONSE].bool_param = True
                 await self._send(pb.ModelStreamInferResponse(infer_response=response))
@@ -98,13 +102,13 @@ class InferStream:
         finally:
             self._has_room.release()
 
-    async def _stream_text(self, inference: TextInference, asked: GrpcInferRequest) -> None:
+    async def _stream_text(self, call: Call, inference: TextInference, asked: GrpcInferRequest) -> None:
         request, has_ended = inference.request, False
         if len(request.texts) != 1:
             raise InvalidParameter("text_input must hold one text in a stream", "text_input")
         response = pb.ModelStreamInferResponse(infer_response=_text_response(inference, is_raw=asked.is_raw))
         opening = request.texts[0] if request.repeats_input else ""
-        outputs = self._service.outputs(self._call.request_context(), request, inference.input_ns)
+        outputs = self._service.outputs(call.request_context(), request, inference.input_ns)
         async with aclosing(outputs):
             async for output in outputs:
                 for completion in output.output.outputs:

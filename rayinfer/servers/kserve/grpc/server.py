@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -11,6 +12,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from rayinfer.access.api_key import Scope
 from rayinfer.errors import NotReady, RayinferError
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.servers.caller import Caller
@@ -23,6 +25,7 @@ from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 OPEN_METHODS = frozenset(("ServerLive", "ServerReady"))  # without a key, as the paths of health over HTTP
+OPERATOR_METHODS = frozenset(("RepositoryModelLoad", "RepositoryModelUnload"))  # need the scope `operate`
 WATCH_S = 1.0  # how often a watched service's health is read
 
 
@@ -69,8 +72,9 @@ class GrpcServer:
         *,
         limits: GrpcLimits = GrpcLimits(),
         identify: Identify = lambda headers, client_address: Caller(),
+        credentials: Any = None,
     ) -> None:
-        """Bind the address; raises RayinferError when another process has it."""
+        """Bind the address, for TLS with these `grpc.ServerCredentials`; raises RayinferError when it is taken."""
         calls = Calls(identify, metrics)
         self._server = grpc.aio.server(
             interceptors=[GuardedServices(calls, (reflection.SERVICE_NAME,))],
@@ -83,7 +87,10 @@ class GrpcServer:
         reflection.enable_server_reflection(names, self._server)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            self.port: int = self._server.add_insecure_port(address)
+            if credentials is None:
+                self.port: int = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(address, credentials)
         except RuntimeError:
             raise RayinferError(f"cannot listen on {address} for gRPC") from None
 
@@ -143,17 +150,24 @@ def add_inference_service(server: Any, servicer: InferenceServicer, calls: Calls
         # Requests to infer may be long: they are decoded beside the event loop.
         message = None if method.name == "ModelInfer" else GetMessageClass(method.input_type)
         handlers[method.name] = grpc.unary_unary_rpc_method_handler(
-            _unary(answer, message, calls, is_open=method.name in OPEN_METHODS),
+            _unary(answer, message, calls, _scope_of(method.name)),
             None,
             GetMessageClass(method.output_type).SerializeToString,
         )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE.full_name, handlers),))
 
 
-def _unary(answer: Callable[..., Any], message: Any, calls: Calls, *, is_open: bool) -> Callable[..., Any]:
+def _scope_of(method: str) -> Scope | None:
+    """Return the scope that a method needs; None for one that needs no caller."""
+    if method in OPEN_METHODS:
+        return None
+    return Scope.OPERATE if method in OPERATOR_METHODS else Scope.INFER
+
+
+def _unary(answer: Callable[..., Any], message: Any, calls: Calls, scope: Scope | None) -> Callable[..., Any]:
     async def respond(raw: bytes, context: Any) -> Any:
         try:
-            call = None if is_open else calls.begin(context)
+            call = None if scope is None else calls.begin(context, scope)
             return await answer(raw if message is None else decode_message(message, raw), call)
         except Exception as error:
             await calls.end(context, error)
@@ -164,7 +178,7 @@ def _unary(answer: Callable[..., Any], message: Any, calls: Calls, *, is_open: b
 def _streaming(answer: Callable[..., Any], calls: Calls) -> Callable[..., Any]:
     async def respond(requests: Any, context: Any) -> None:
         try:
-            await answer(requests, calls.begin(context), context.write)
+            await answer(requests, partial(calls.begin, context), context.write)
         except Exception as error:
             await calls.end(context, error)
 

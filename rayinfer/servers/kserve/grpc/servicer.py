@@ -49,7 +49,7 @@ class InferenceServicer:
     async def model_ready(self, request: Any, call: Call) -> Any:
         """Report whether a model is ready; one that does not exist is not."""
         try:
-            self._repository.find_ready(request.name, request.version)
+            self._repository.find_ready(call.caller, request.name, request.version)
         except (NotReady, UnknownModel):
             return pb.ModelReadyResponse(ready=False)
         return pb.ModelReadyResponse(ready=True)
@@ -60,16 +60,16 @@ class InferenceServicer:
 
     async def model_metadata(self, request: Any, call: Call) -> Any:
         """Describe a model's tensors."""
-        return pb.ModelMetadataResponse(**model_metadata(self._find(request)))
+        return pb.ModelMetadataResponse(**model_metadata(self._find(request, call)))
 
     async def model_config(self, request: Any, call: Call) -> Any:
         """Describe a model as Triton's configuration does."""
-        config = json_format.ParseDict(model_config(self._find(request)), pb.ModelConfig())
+        config = json_format.ParseDict(model_config(self._find(request, call)), pb.ModelConfig())
         return pb.ModelConfigResponse(config=config)
 
     async def model_statistics(self, request: Any, call: Call) -> Any:
         """Report the counters of a model, or of all."""
-        names = [self._find(request).name] if request.name else self._repository.names()
+        names = [self._find(request, call).name] if request.name else self._repository.names(call.caller)
         statistics = []
         for name in names:
             counters = self._service.statistics.of(name).as_dict(name, VERSION)
@@ -90,30 +90,30 @@ class InferenceServicer:
         return response
 
     async def model_stream_infer(
-        self, requests: AsyncIterator[bytes], call: Call, write: Callable[[bytes], Awaitable[None]]
+        self, requests: AsyncIterator[bytes], begin: Callable[[], Call], write: Callable[[bytes], Awaitable[None]]
     ) -> None:
         """Run models for every encoded request of a stream, and write encoded responses."""
-        await InferStream(self._service, self, self._calls, call, write).answer_all(requests)
+        await InferStream(self._service, self, self._calls, begin, write).answer_all(requests)
 
     async def repository_index(self, request: Any, call: Call) -> Any:
         """List the models."""
-        entries = self._repository.index(only_ready=request.ready)
+        entries = self._repository.index(call.caller, only_ready=request.ready)
         return pb.RepositoryIndexResponse(models=[pb.RepositoryIndexResponse.ModelIndex(**each) for each in entries])
 
     async def repository_model_load(self, request: Any, call: Call) -> Any:
         """Load a model that was unloaded."""
-        self._repository.load(request.model_name, request.parameters)
+        self._repository.load(call.caller, request.model_name, request.parameters)
         return pb.RepositoryModelLoadResponse()
 
     async def repository_model_unload(self, request: Any, call: Call) -> Any:
         """Unload a model."""
-        self._repository.unload(request.model_name)
+        self._repository.unload(call.caller, request.model_name)
         return pb.RepositoryModelUnloadResponse()
 
     async def trace_setting(self, request: Any, call: Call) -> Any:
         """Report the trace settings, which are read-only."""
         if request.model_name:
-            self._repository.find(request.model_name)
+            self._repository.find(call.caller, request.model_name)
         if request.settings:
             raise NotSupported("Trace settings are read-only.")
         response = pb.TraceSettingResponse()
@@ -135,8 +135,8 @@ class InferenceServicer:
         """Refuse any call of shared memory."""
         raise NotSupported(SHARED_MEMORY_MESSAGE)
 
-    def _find(self, request: Any) -> AnyModel:
-        return self._repository.find(request.name, request.version)
+    def _find(self, request: Any, call: Call) -> AnyModel:
+        return self._repository.find(call.caller, request.name, request.version)
 
     async def decode(self, raw: bytes) -> Any:
         """Decode a request to infer; a long one beside the event loop."""
@@ -146,7 +146,7 @@ class InferenceServicer:
 
     async def prepare(self, message: Any, call: Call) -> tuple[Inference, GrpcInferRequest]:
         """Check a request; a long one beside the event loop."""
-        model = self._repository.find_ready(message.model_name, message.model_version)
+        model = self._repository.find_ready(call.caller, message.model_name, message.model_version)
 
         def prepare() -> tuple[Inference, GrpcInferRequest]:
             started_ns = time.monotonic_ns()

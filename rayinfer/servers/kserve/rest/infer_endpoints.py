@@ -11,7 +11,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from rayinfer.errors import NotSupported, TaskNotServed
-from rayinfer.servers.caller import request_context
+from rayinfer.servers.caller import caller_of, request_context
 from rayinfer.servers.error_formats import choose_error_format, kserve_error
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.generation.responses import StreamedResponse, WholeResponse
@@ -36,7 +36,7 @@ class InferEndpoints:
 
     async def infer(self, request: Request, name: str, version: str = "") -> Response:
         """POST /v2/models/{name}/infer."""
-        model = self._service.repository.find_ready(name, version)
+        model = self._service.repository.find_ready(caller_of(request), name, version)
         context = request_context(request)
         body = await read_infer_body(request, self._max_body_bytes)
         checked = await self._service.generation.prepare_json(
@@ -71,7 +71,7 @@ class InferEndpoints:
     async def predict(self, request: Request, name: str) -> Response:
         """POST /v1/models/{name}:predict."""
         choose_error_format(request.scope, kserve_error)
-        model = self._service.repository.find_ready(name)
+        model = self._service.repository.find_ready(caller_of(request), name)
         context = request_context(request)
         raw = await read_json_body(request, self._max_body_bytes)
         inference = await self._service.generation.prepare_json(raw, partial(read_predict_body, self._service, model))
@@ -88,7 +88,7 @@ class InferEndpoints:
     async def explain(self, request: Request, name: str) -> Response:
         """POST /v1/models/{name}:explain, which no model here does."""
         choose_error_format(request.scope, kserve_error)
-        self._service.repository.find(name)
+        self._service.repository.find(caller_of(request), name)
         raise TaskNotServed(f"The model {name!r:.200} has no explainer.", "model")
 
     def _check_infer(self, model: AnyModel, binary: memoryview, body: Mapping[str, Any]) -> "_CheckedInfer":
@@ -97,7 +97,7 @@ class InferEndpoints:
         return _CheckedInfer(self._service.check(model, read.request, started_ns), read.binary_outputs)
 
     async def _read_generate(self, request: Request, name: str, version: str, *, streams: bool) -> TextRequest:
-        model = self._service.repository.find_ready(name, version)
+        model = self._service.repository.find_ready(caller_of(request), name, version)
         if not isinstance(model, ServedModel):
             raise NotSupported(f"The model {name!r:.200} generates no text; use infer.", "model")
         raw = await read_json_body(request, self._max_body_bytes)

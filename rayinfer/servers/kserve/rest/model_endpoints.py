@@ -8,6 +8,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from rayinfer.errors import InvalidParameter, NotSupported, TaskNotServed
+from rayinfer.servers.caller import caller_of
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.json_body import decode_object
 from rayinfer.servers.kserve.infer_request import SHARED_MEMORY_MESSAGE
@@ -44,22 +45,23 @@ class ModelEndpoints:
         """GET /v2."""
         return _answer(server_metadata())
 
-    async def metadata(self, name: str, version: str = "") -> Response:
+    async def metadata(self, request: Request, name: str, version: str = "") -> Response:
         """GET /v2/models/{name}."""
-        return _answer(model_metadata(self._repository.find(name, version)))
+        return _answer(model_metadata(self._repository.find(caller_of(request), name, version)))
 
-    async def config(self, name: str, version: str = "") -> Response:
+    async def config(self, request: Request, name: str, version: str = "") -> Response:
         """GET /v2/models/{name}/config."""
-        return _answer(model_config(self._repository.find(name, version)))
+        return _answer(model_config(self._repository.find(caller_of(request), name, version)))
 
-    async def model_ready(self, name: str, version: str = "") -> Response:
+    async def model_ready(self, request: Request, name: str, version: str = "") -> Response:
         """GET /v2/models/{name}/ready."""
-        self._repository.find_ready(name, version)
+        self._repository.find_ready(caller_of(request), name, version)
         return _answer({"name": name, "ready": True})
 
-    async def statistics(self, name: str = "", version: str = "") -> Response:
+    async def statistics(self, request: Request, name: str = "", version: str = "") -> Response:
         """GET /v2/models/stats, and of one model."""
-        names = [self._repository.find(name, version).name] if name else self._repository.names()
+        caller = caller_of(request)
+        names = [self._repository.find(caller, name, version).name] if name else self._repository.names(caller)
         return _answer({"model_stats": [self._statistics.of(each).as_dict(each, VERSION) for each in names]})
 
     async def index(self, request: Request) -> Response:
@@ -67,7 +69,7 @@ class ModelEndpoints:
         only_ready = (await self._read(request)).get("ready")
         if not isinstance(only_ready, bool | None):
             raise InvalidParameter("ready must be true or false", "ready")
-        entries = list(self._repository.index(only_ready=bool(only_ready)))
+        entries = list(self._repository.index(caller_of(request), only_ready=bool(only_ready)))
         return json_response(json.dumps(entries, ensure_ascii=False).encode())
 
     async def load(self, request: Request, name: str) -> Response:
@@ -75,19 +77,19 @@ class ModelEndpoints:
         parameters = (await self._read(request)).get("parameters") or {}
         if not isinstance(parameters, dict):
             raise InvalidParameter("parameters must be an object", "parameters")
-        self._repository.load(name, parameters)
+        self._repository.load(caller_of(request), name, parameters)
         return _answer({})
 
     async def unload(self, request: Request, name: str) -> Response:
         """POST /v2/repository/models/{name}/unload."""
         await self._read(request)
-        self._repository.unload(name)
+        self._repository.unload(caller_of(request), name)
         return _answer({})
 
     async def trace_settings(self, request: Request, name: str = "") -> Response:
         """GET and POST /v2/trace/setting, and of one model."""
         if name:
-            self._repository.find(name)
+            self._repository.find(caller_of(request), name)
         return await self._settings(request, TRACE_SETTINGS, "Trace settings")
 
     async def log_settings(self, request: Request) -> Response:

@@ -44,7 +44,7 @@ async def test_tokens_of_answers_count(guarded):
         ({"max_context": 2}, {}, 400, None),
         ({"max_context": 7, "max_tokens": 2}, {"max_tokens": 2}, 200, None),
         ({"models": ("org/tiny",)}, {}, 200, None),
-        ({"models": ("other",)}, {}, 403, "model"),
+        ({"models": ("other",)}, {}, 404, "model"),
         ({"models": ("other",)}, {"model": "missing"}, 404, "model"),
         ({"most_urgent": 0}, {"priority": -1}, 403, "priority"),
         ({"most_urgent": 0}, {"priority": 1}, 200, None),

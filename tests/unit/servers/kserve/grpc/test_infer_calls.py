@@ -137,7 +137,7 @@ async def test_a_client_that_reads_nothing_for_long_ends_its_stream(kserve, metr
         yield text().SerializeToString()
 
     servicer = InferenceServicer(kserve, calls)
-    stream = InferStream(kserve, servicer, calls, Call(Caller(), "", None), write, stalled_s=0.05)
+    stream = InferStream(kserve, servicer, calls, lambda: Call(Caller(), "", None), write, stalled_s=0.05)
     answering = asyncio.create_task(stream.answer_all(messages()))
     await asyncio.wait([answering], timeout=10)
     assert answering.cancelled()

@@ -1,0 +1,88 @@
+"""The router's gRPC port: its callers have the keys of the HTTP port, and its TLS has the same files."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from rayinfer.access.access_control import AccessControl
+from rayinfer.errors import ConfigError
+from rayinfer.metrics.service_metrics import ServiceMetrics
+from rayinfer.servers.caller import ANYONE, Caller, caller_of_headers
+from rayinfer.servers.kserve.grpc.server import GrpcLimits, GrpcServer
+from rayinfer.servers.kserve.inference import InferenceService
+from rayinfer_deployments.router.tls import HttpTlsFiles
+
+logger = logging.getLogger("ray.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcAccess:
+    """Access of clients over gRPC."""
+
+    keys: AccessControl | None  # None: the service is open
+    tls: HttpTlsFiles | None = None
+    trusts_tenant_header: bool = False
+
+    def identify(self, headers: Mapping[str, str], client_address: str) -> Caller:
+        """Identify a caller by its key, and by its tenant where that header is trusted; raises RayinferError."""
+        caller = ANYONE if self.keys is None else self.keys.authenticator.identify(headers, client_address)
+        return caller_of_headers(headers, caller) if self.trusts_tenant_header else caller
+
+
+def bind_grpc_server(
+    service: InferenceService,
+    metrics: ServiceMetrics,
+    host: str,
+    port: int,
+    *,
+    limits: GrpcLimits,
+    access: GrpcAccess,
+) -> GrpcServer:
+    """Bind a server that has yet to start, over TLS where there are files for it; raises RayinferError."""
+    return GrpcServer(
+        service,
+        metrics,
+        host,
+        port,
+        limits=limits,
+        identify=access.identify,
+        credentials=None if access.tls is None else ReloadedGrpcTls(access.tls).credentials,
+    )
+
+
+class ReloadedGrpcTls:
+    """Credentials of a gRPC server; each new connection gets the files' latest content, open ones continue."""
+
+    def __init__(self, files: HttpTlsFiles) -> None:
+        """Load the files; raises ConfigError."""
+        self._files = files
+        self._stamp = files.stamp()
+        self.credentials = grpc.dynamic_ssl_server_credentials(
+            _load(files), self._changed, require_client_authentication=files.client_ca is not None
+        )
+
+    def _changed(self) -> "grpc.ServerCertificateConfiguration | None":
+        """Return the files' content where it has changed and is valid; called before every handshake."""
+        stamp = self._files.stamp()
+        if not stamp or stamp == self._stamp:
+            return None
+        self._stamp = stamp
+        try:
+            return _load(self._files)
+        except ConfigError as error:
+            logger.error("the old TLS certificate is kept for gRPC: %s", error)
+            return None
+
+
+def _load(files: HttpTlsFiles) -> "grpc.ServerCertificateConfiguration":
+    """Read the files, checked as those of HTTP are; raises ConfigError."""
+    files.context()
+    try:
+        key, certificate = Path(files.key).read_bytes(), Path(files.certificate).read_bytes()
+        authorities = None if files.client_ca is None else Path(files.client_ca).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read the TLS files: {error}") from None
+    return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=authorities)
