@@ -32,6 +32,7 @@ class ValidatedRequest:
             prompts=self.prompts,
             priority=header_priority if header_priority is not None else self.body.priority or 0,
             cache_salt=self.body.cache_salt or "",
+            operation="chat" if self.shape is CHAT else "text_completion",
         )
 
     def response_settings(self, name: str) -> ResponseSettings:

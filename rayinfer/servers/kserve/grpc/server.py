@@ -71,7 +71,7 @@ class GrpcServer:
         identify: Identify = lambda headers, client_address: Caller(),
     ) -> None:
         """Bind the address; raises RayinferError when another process has it."""
-        calls = Calls(identify, metrics)
+        calls = Calls(identify, metrics, (host, port))
         self._server = grpc.aio.server(
             interceptors=[GuardedServices(calls, (reflection.SERVICE_NAME,))],
             options=limits.channel_options(),
