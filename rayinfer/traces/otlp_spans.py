@@ -15,6 +15,7 @@ from rayinfer import __version__
 from rayinfer.traces.generation_span import GenerationSpan
 
 SERVICE = "rayinfer"
+EXPORT_MS = 1000  # between two batches: what a router that is killed loses
 # They log every try to reach an endpoint that is away, and every span that finds the queue full.
 _NOISY_LOGGERS = ("opentelemetry.exporter.otlp", "opentelemetry.sdk._shared_internal")
 
@@ -90,7 +91,7 @@ class _Batches(BatchSpanProcessor):
     """Batches of spans; the end of the service does not wait for an endpoint that is away."""
 
     def __init__(self, exporter: _OnceLoggedExporter) -> None:
-        super().__init__(exporter)
+        super().__init__(exporter, schedule_delay_millis=EXPORT_MS)
         self._own_exporter = exporter
 
     def shutdown(self) -> None:

@@ -31,7 +31,7 @@ OPTIONS: dict[str, Any] = {
     "price_per_engine_hour": Annotated[float | None, _option("price by which /v1/usage shows the cost", min=0.0)],
     "access_log": Annotated[Path | None, _option("file that gets a line of JSON for each request, without prompts")],
     "otlp_traces_endpoint": Annotated[
-        str | None, _option("URL that gets a span of each generation by OTLP over HTTP; needs rayinfer[otel]")
+        str | None, _option("URL that gets a span of each generation by OTLP over HTTP; needs the extra otel")
     ],
     "cors_origin": Annotated[list[str] | None, _option("origin of web pages that may use it; may be repeated")],
     "tls_cert": Annotated[Path | None, _option("certificate (PEM), loaded again when it changes")],

@@ -161,11 +161,7 @@ class Router:
             *(reconciler.wait_complete(s) for reconciler, s in zip(self._reconcilers, waits_s, strict=True)),
         )
         collect_garbage_rarely()
-        if listen_on is not None:
-            self._listen(listen_on, connection_limits)
-        if grpc_on is not None:
-            self._grpc_server = self._build_grpc_server(grpc_on, connection_limits)
-            await self._grpc_server.start()
+        await self._open_ports(listen_on, grpc_on, connection_limits)
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """Apply other limits at once, with streams open; invalid ones are logged as an error and change nothing.
@@ -235,6 +231,15 @@ class Router:
         if self._access is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._access.is_loaded.wait(), KEYS_S)
+
+    async def _open_ports(
+        self, listen_on: ListenAddress | None, grpc_on: ListenAddress | None, limits: ConnectionLimits
+    ) -> None:
+        if listen_on is not None:
+            self._listen(listen_on, limits)
+        if grpc_on is not None:
+            self._grpc_server = self._build_grpc_server(grpc_on, limits)
+            await self._grpc_server.start()
 
     def _listen(self, address: ListenAddress, limits: ConnectionLimits) -> None:
         """Open the router's own port."""
