@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import PurePath
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rayinfer.access.api_key import environment_keys
 from rayinfer.config import EngineConfig, default_key_file, describe_validation_error, environment_api_keys
@@ -15,6 +15,7 @@ from rayinfer.routing.limits import RouterLimits
 from rayinfer.servers.kserve.example_models import EXAMPLE_NAMES
 from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, MAX_BODY_BYTES
 from rayinfer.servers.request_limits import RequestLimits
+from rayinfer.traces.generation_span import checked_endpoint
 from rayinfer_deployments.router.access_settings import AccessSettings
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits
 from rayinfer_deployments.router.tls import HttpTlsFiles
@@ -135,6 +136,9 @@ class LLMAppArgs(BaseModel):
     trace_requests: bool = Field(
         True, description="keep the events of each request for ten minutes, for GET /v1/requests/{id}/trace"
     )
+    otlp_traces_endpoint: str | None = Field(
+        None, description="URL that gets a span of each generation by OTLP over HTTP; needs rayinfer[otel]"
+    )
     api_keys: str | None = Field(
         None,
         description="file of API keys, which `rayinfer keys` writes; without one, and without RAYINFER_API_KEYS, "
@@ -203,6 +207,11 @@ class LLMAppArgs(BaseModel):
     def connection_limits(self) -> ConnectionLimits:
         """Return the connection limits of the routers' own port."""
         return ConnectionLimits(**{field.name: getattr(self, field.name) for field in fields(ConnectionLimits)})
+
+    @field_validator("otlp_traces_endpoint")
+    @classmethod
+    def _spans_have_an_endpoint(cls, endpoint: str | None) -> str | None:
+        return None if endpoint is None else checked_endpoint(endpoint)
 
     @model_validator(mode="after")
     def _names_differ(self) -> "LLMAppArgs":

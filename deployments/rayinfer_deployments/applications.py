@@ -11,6 +11,7 @@ from ray import serve
 from ray.serve import Application
 
 from rayinfer import __version__
+from rayinfer.traces.generation_span import check_extra_is_installed
 from rayinfer_deployments.app_args import LLMAppArgs, ModelArgs, with_environment_keys
 from rayinfer_deployments.discovery.addressed_request_router import addressed_routing
 from rayinfer_deployments.discovery.autoscaling_policy import serve_autoscaling
@@ -42,6 +43,8 @@ def build_llm_app(args: LLMAppArgs) -> Application:
 def build_app_over(make_engines: MakeEngines, args: LLMAppArgs) -> Application:
     """Serve models on engines of any kind that publish their addresses as `EngineReplica` does."""
     args = with_environment_keys(args)
+    if args.otlp_traces_endpoint is not None:
+        check_extra_is_installed()
     num_processes = sum(model.most_replicas * model.num_ranks for model in args.models)
     models = [
         RouterModel(
@@ -75,6 +78,7 @@ def build_app_over(make_engines: MakeEngines, args: LLMAppArgs) -> Application:
             max_body_bytes=args.max_body_bytes,
             request_timeout_s=args.request_timeout_s,
             trace_requests=args.trace_requests,
+            otlp_traces_endpoint=args.otlp_traces_endpoint,
             enable_engine_control=args.enable_engine_control,
             trust_tenant_header=args.trust_tenant_header,
             request_limits=args.request_limits,

@@ -55,6 +55,7 @@ class GenerationUsage:
         "_reported",
         "_without_output",
         "cached_tokens",
+        "finish_reasons",
         "first_output_s",
         "key_id",
         "model",
@@ -67,6 +68,7 @@ class GenerationUsage:
         self.model = model
         self.prompt_tokens = self.cached_tokens = self.output_tokens = 0
         self.first_output_s: float | None = None  # since 1970
+        self.finish_reasons: dict[tuple[int, int], str] = {}  # by prompt and choice
         self._prompts = prompts
         self._without_output = set(range(len(prompts)))
         self._clock = clock
@@ -78,6 +80,8 @@ class GenerationUsage:
         """Count an output of one of the prompts."""
         for completion in output.outputs:
             self.output_tokens += len(completion.token_ids)
+            if completion.finish_reason is not None:
+                self.finish_reasons[prompt, completion.index] = completion.finish_reason
         if self._without_output and prompt in self._without_output:
             self._without_output.discard(prompt)
             self.prompt_tokens += len(self._prompts[prompt])

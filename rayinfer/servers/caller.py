@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from fastapi import FastAPI, Request
 
@@ -27,11 +27,15 @@ class RequestContext:
     identity: RequestIdentity
     caller: Caller
     record: RequestRecord | None = None  # where an access log is kept
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    server: tuple[str, int | None] | None = None  # address and port that the request came to
 
 
 def request_context(request: Request) -> RequestContext:
     """Return the context of an HTTP request; raises InvalidParameter for a malformed tenant name."""
-    return RequestContext(request.state.identity, caller_of(request), getattr(request.state, "record", None))
+    record = getattr(request.state, "record", None)
+    server = request.scope.get("server")
+    return RequestContext(request.state.identity, caller_of(request), record, request.headers, server)
 
 
 def trust_tenant_header(app: FastAPI, is_trusted: bool) -> None:

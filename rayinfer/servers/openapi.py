@@ -111,6 +111,11 @@ def query_parameter(name: str, description: str, schema: Mapping[str, Any]) -> d
     return {"name": name, "in": "query", "required": False, "description": description, "schema": dict(schema)}
 
 
+def header_parameter(name: str, description: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe an optional header."""
+    return {"name": name, "in": "header", "required": False, "description": description, "schema": dict(schema)}
+
+
 def add_component_schemas(app: FastAPI, schemas: Callable[[], Mapping[str, Any]]) -> None:
     """Have an application's document hold schemas, which are made anew each time: models may come and go."""
     build = app.openapi

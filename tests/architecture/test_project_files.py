@@ -20,7 +20,8 @@ def normalized(name: str) -> str:
 
 
 def test_every_package_that_the_sources_import_is_declared():
-    declared = {normalized(line) for line in PYPROJECT["project"]["dependencies"]}
+    optional = PYPROJECT["project"]["optional-dependencies"]["otel"]
+    declared = {normalized(line) for line in (*PYPROJECT["project"]["dependencies"], *optional)}
     distributions = packages_distributions()
     undeclared = {
         top_level: source.module

@@ -1,4 +1,4 @@
-"""Options of `rayinfer serve` that concern clients' access: keys, their usage, TLS, CORS and the access log."""
+"""Options of `rayinfer serve` that concern clients' access: keys, their usage, TLS, CORS, the access log and spans."""
 
 import functools
 import inspect
@@ -30,6 +30,9 @@ OPTIONS: dict[str, Any] = {
     ],
     "price_per_engine_hour": Annotated[float | None, _option("price by which /v1/usage shows the cost", min=0.0)],
     "access_log": Annotated[Path | None, _option("file that gets a line of JSON for each request, without prompts")],
+    "otlp_traces_endpoint": Annotated[
+        str | None, _option("URL that gets a span of each generation by OTLP over HTTP; needs the extra otel")
+    ],
     "cors_origin": Annotated[list[str] | None, _option("origin of web pages that may use it; may be repeated")],
     "tls_cert": Annotated[Path | None, _option("certificate (PEM), loaded again when it changes")],
     "tls_key": Annotated[Path | None, _option("key of the certificate (PEM)")],
@@ -45,6 +48,7 @@ def with_access_options(command: Callable[..., None]) -> Callable[..., None]:
         given = {name: arguments.pop(name) for name in OPTIONS}
         settings: dict[str, Any] = {name: _absolute(given[name]) for name in FILES if given[name] is not None}
         settings["api_keys"] = _key_file(given["api_keys"])
+        settings["otlp_traces_endpoint"] = _traces_endpoint(given["otlp_traces_endpoint"])
         settings["cors_origins"] = given["cors_origin"] or []
         settings["price_per_engine_hour"] = given["price_per_engine_hour"] or 0.0
         command(**arguments, **{ACCESS_PARAMETER: settings})
@@ -65,6 +69,15 @@ def with_access_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def _absolute(path: Path) -> str:
     return str(path.expanduser().absolute())
+
+
+def _traces_endpoint(given: str | None) -> str | None:
+    if given is None:
+        return None
+    from rayinfer.traces.generation_span import check_extra_is_installed, checked_endpoint
+
+    check_extra_is_installed()
+    return checked_endpoint(given)
 
 
 def _key_file(given: Path | None) -> str | None:

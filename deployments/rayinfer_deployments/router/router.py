@@ -36,6 +36,7 @@ from rayinfer.servers.request_limits import DEFAULT_REQUEST_LIMITS, RequestLimit
 from rayinfer.servers.served_model import ServedModel, find_model
 from rayinfer.tokenization.chat_template import ChatTemplate, renderer
 from rayinfer.tokenization.tokenizer import Tokenizer
+from rayinfer.traces.generation_span import SpanRecorder, otlp_recorder
 from rayinfer.traces.trace_store import TraceStore
 from rayinfer_deployments.discovery.load_reports import report_to_replicas
 from rayinfer_deployments.discovery.scale_from_zero import RayTable, write_backlog
@@ -108,6 +109,7 @@ class Router:
         max_body_bytes: int,
         request_timeout_s: float | None,
         trace_requests: bool = True,
+        otlp_traces_endpoint: str | None = None,
         enable_engine_control: bool = False,
         trust_tenant_header: bool = False,
         request_limits: RequestLimits = DEFAULT_REQUEST_LIMITS,
@@ -123,6 +125,7 @@ class Router:
         self._grpc_server: GrpcServer | None = None
         self._access: AccessControl | None = None
         self._access_log: AccessLog | None = None
+        self._spans: SpanRecorder | None = None
         self._dispatchers: list[Dispatcher] = []
         self._following: list[asyncio.Task[None]] = []
         log_to_serve()
@@ -140,12 +143,14 @@ class Router:
         self._metrics = ServiceMetrics(self._router_id)
         self._sibling_metrics = SiblingMetrics(self._router_id)
         self._reconcilers: list[EngineReconciler] = []
+        if otlp_traces_endpoint is not None:
+            self._spans = await asyncio.to_thread(otlp_recorder, otlp_traces_endpoint, self._router_id)
         self._access_settings = access
         self._access_log = None if access.log is None else AccessLog(Path(access.log))
         self._access = None if access.key_file is None else self._control_access(access.key_file)
         self._models = {model.name: await self._serve_model(model) for model in models}
         self._kserve = InferenceService(
-            GenerationService(self._models, request_timeout_s, self._traces, request_limits, self._access),
+            GenerationService(self._models, request_timeout_s, self._traces, request_limits, self._access, self._spans),
             ModelRepository(self._models, example_models() if with_examples else ()),
         )
         await asyncio.to_thread(renderer)  # the first chat should not wait for it
@@ -156,11 +161,7 @@ class Router:
             *(reconciler.wait_complete(s) for reconciler, s in zip(self._reconcilers, waits_s, strict=True)),
         )
         collect_garbage_rarely()
-        if listen_on is not None:
-            self._listen(listen_on, connection_limits)
-        if grpc_on is not None:
-            self._grpc_server = self._build_grpc_server(grpc_on, connection_limits)
-            await self._grpc_server.start()
+        await self._open_ports(listen_on, grpc_on, connection_limits)
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """Apply other limits at once, with streams open; invalid ones are logged as an error and change nothing.
@@ -231,6 +232,15 @@ class Router:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._access.is_loaded.wait(), KEYS_S)
 
+    async def _open_ports(
+        self, listen_on: ListenAddress | None, grpc_on: ListenAddress | None, limits: ConnectionLimits
+    ) -> None:
+        if listen_on is not None:
+            self._listen(listen_on, limits)
+        if grpc_on is not None:
+            self._grpc_server = self._build_grpc_server(grpc_on, limits)
+            await self._grpc_server.start()
+
     def _listen(self, address: ListenAddress, limits: ConnectionLimits) -> None:
         """Open the router's own port."""
         settings = self._access_settings.tls
@@ -259,6 +269,8 @@ class Router:
                 await self._access.synchronize()  # the rest of the usage
         if self._access_log is not None:
             await asyncio.to_thread(self._access_log.close)
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.close)
         for task in self._following:
             task.cancel()
         await asyncio.gather(*(dispatcher.close() for dispatcher in self._dispatchers))

@@ -45,7 +45,11 @@ class AccessMiddleware:
             return
         identity = scope["state"]["identity"]
         scope["state"]["record"] = record = RequestRecord(
-            method=scope["method"], path=scope["path"], client=address, received_s=identity.received_s
+            method=scope["method"],
+            path=scope["path"],
+            client=address,
+            received_s=identity.received_s,
+            traceparent=Headers(scope=scope).get("traceparent", ""),
         )
         try:
             await self._pass_on(scope, receive, exchange, address)

@@ -1,5 +1,6 @@
 """Record of one HTTP request, for the access log."""
 
+import re
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,8 @@ from rayinfer.access.caller import Caller
 from rayinfer.access.generation_usage import GenerationUsage
 
 MAX_PATH_CHARS = 256
+# Version, trace, parent and flags; a client could write anything else there.
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 CLIENT_LEFT = 499  # nginx's status for a client that left before it was answered
 
 
@@ -19,6 +22,7 @@ class RequestRecord:
     path: str
     client: str
     received_s: float  # since 1970
+    traceparent: str = ""  # of the caller's trace
     usage: GenerationUsage | None = None
     dispatched_s: float | None = None  # since 1970
 
@@ -36,6 +40,8 @@ class RequestRecord:
             "status": status,
             "total_s": self._since_received(now),
         }
+        if _TRACEPARENT.fullmatch(self.traceparent):
+            fields["traceparent"] = self.traceparent
         if usage is not None:
             fields |= {
                 "model": usage.model,

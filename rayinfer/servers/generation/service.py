@@ -14,11 +14,13 @@ from rayinfer.access.generation_usage import EngineClock, GenerationUsage
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.caller import RequestContext
+from rayinfer.servers.generation.generation_spans import generation_span
 from rayinfer.servers.generation.key_limits import within_key_limits
 from rayinfer.servers.generation.prompt_outputs import PromptLists, PromptOutput, generate_outputs
 from rayinfer.servers.json_body import LONG_BODY_BYTES, LongBodies, decode_object, read_body
 from rayinfer.servers.request_limits import DEFAULT_REQUEST_LIMITS, RequestLimits
 from rayinfer.servers.served_model import ServedModel
+from rayinfer.traces.generation_span import SpanRecorder
 from rayinfer.traces.trace_store import TraceStore
 
 Prepared = TypeVar("Prepared")
@@ -36,6 +38,7 @@ class PreparedGeneration:
     priority: int = 0
     cache_salt: str = ""
     timeout_s: float | None = None  # the client's own; the service's applies too
+    operation: str = "text_completion"  # OpenTelemetry's name of what is done
 
 
 class GenerationService:
@@ -48,10 +51,12 @@ class GenerationService:
         traces: TraceStore | None,
         limits: RequestLimits = DEFAULT_REQUEST_LIMITS,
         access: AccessControl | None = None,
+        spans: SpanRecorder | None = None,
     ) -> None:
         self.models = models
         self.limits = limits
         self._access = access
+        self._spans = spans
         self._request_timeout_s = request_timeout_s
         self._traces = traces
         self._long_bodies = LongBodies()
@@ -96,7 +101,7 @@ class GenerationService:
         """
         self.limits.check_params(generation.params)
         self.limits.check_num_choices(len(generation.prompts), generation.params.n)
-        if self._access is None and context.record is None:
+        if self._access is None and context.record is None and self._spans is None:
             return self._start(context, generation, response_id)
         return self._start_counted(context, generation, response_id)
 
@@ -105,32 +110,43 @@ class GenerationService:
     ) -> AsyncGenerator[PromptOutput, None]:
         """Start a generation within the limits of the caller's key, and count its tokens until it ends."""
         generation = within_key_limits(context.caller, generation)
-        with self._admitted(context, generation, response_id) as usage:
+        with self._recorded(context, generation, response_id) as usage:
             async with aclosing(self._start(context, generation, response_id)) as outputs:
                 async for output in outputs:
                     usage.add(output.prompt, output.output)
                     yield output
 
     @contextmanager
-    def _admitted(
+    def _recorded(
         self, context: RequestContext, generation: PreparedGeneration, response_id: str
     ) -> Iterator[GenerationUsage]:
-        """Hold the caller's place for a generation, and record its usage."""
-        name, prompts = generation.model.name, generation.prompts
-        if self._access is None:
-            held: AbstractContextManager[GenerationUsage] = nullcontext(
-                GenerationUsage("", name, prompts, EngineClock())
-            )
-        else:
-            held = self._access.admit(context.caller, name, prompts)
-        with held as usage:
+        """Hold the caller's place for a generation, and record its usage, also in a span at its end."""
+        error: BaseException | None = None
+        with self._admitted(context, generation) as usage:
             if context.record is not None:
                 context.record.usage = usage
             try:
                 yield usage
+            except BaseException as caught:
+                error = caught
+                raise
             finally:
+                dispatched_s = self.dispatched_s(context, response_id)
                 if context.record is not None:
-                    context.record.dispatched_s = self.dispatched_s(context, response_id)
+                    context.record.dispatched_s = dispatched_s
+                if self._spans is not None:
+                    span = generation_span(
+                        context, generation, usage, response_id=response_id, dispatched_s=dispatched_s, error=error
+                    )
+                    self._spans.record(span)
+
+    def _admitted(
+        self, context: RequestContext, generation: PreparedGeneration
+    ) -> AbstractContextManager[GenerationUsage]:
+        name, prompts = generation.model.name, generation.prompts
+        if self._access is None:
+            return nullcontext(GenerationUsage("", name, prompts, EngineClock()))
+        return self._access.admit(context.caller, name, prompts)
 
     def _start(
         self, context: RequestContext, generation: PreparedGeneration, response_id: str

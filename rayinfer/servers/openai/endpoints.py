@@ -14,6 +14,7 @@ from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.generation.responses import StreamedResponse, WholeResponse
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.openai.chunks import CHAT, COMPLETION, ChunkWriter
+from rayinfer.servers.openai.priority_header import header_priority
 from rayinfer.servers.openai.prompts import chat_prompts, completion_prompts, echoed_texts
 from rayinfer.servers.openai.request_body import check_schema
 from rayinfer.servers.openai.response_aggregate import ResponseAggregate
@@ -94,7 +95,7 @@ class OpenAIEndpoints:
         if generation.body.request_id:
             context.identity.rename(generation.body.request_id)  # over the header's, which proxies set as well
         settings = generation.response_settings(context.identity.name)
-        outputs = self._service.start(context, generation.prepared(), settings.id)
+        outputs = self._service.start(context, generation.prepared(header_priority(request)), settings.id)
         if generation.body.stream:
             return StreamedResponse(outputs, ChunkWriter(settings, generation.shape))
         answer = ResponseAggregate(settings)

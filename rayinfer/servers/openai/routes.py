@@ -9,8 +9,10 @@ from fastapi.responses import Response
 from rayinfer.servers.generation.server_sent_events import EVENT_STREAM
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.openai.endpoints import OpenAIEndpoints
+from rayinfer.servers.openai.priority_header import PRIORITY_HEADER
 from rayinfer.servers.openai.request_schemas import request_schemas
 from rayinfer.servers.openai.response_schemas import RESPONSE_SCHEMAS
+from rayinfer.servers.openai.schemas import MAX_PRIORITY
 from rayinfer.servers.openai.tokenize import TokenizeEndpoints
 from rayinfer.servers.openai.unserved_tasks import add_unserved_task_routes
 from rayinfer.servers.openapi import (
@@ -19,6 +21,7 @@ from rayinfer.servers.openapi import (
     READ_ERRORS,
     Responses,
     add_component_schemas,
+    header_parameter,
     json_request_body,
     query_parameter,
     reference,
@@ -34,6 +37,11 @@ MODELS = "/models"
 
 _MODEL_PARAMETER = query_parameter(
     "model", "name of the model; may be left out where one is served", {"type": "string"}
+)
+_PRIORITY_PARAMETER = header_parameter(
+    PRIORITY_HEADER,
+    "priority, in place of the body's",
+    {"type": "integer", "minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY},
 )
 
 _EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
@@ -71,6 +79,7 @@ def add_openai_routes(
 
 def _add_post(app: FastAPI, prefix: str, path: str, endpoint: Any, schema: str, *, streams: bool = False) -> None:
     described = responses(reference(f"{schema}Response"), *(GENERATION_ERRORS if streams else BODY_ERRORS))
+    parameters: dict[str, Any] = {"parameters": [_PRIORITY_PARAMETER]} if streams else {}
     if streams:
         described[200]["content"][EVENT_STREAM.partition(";")[0]] = {"schema": _EVENT}
     for alias in _aliases(prefix, path):
@@ -81,7 +90,7 @@ def _add_post(app: FastAPI, prefix: str, path: str, endpoint: Any, schema: str, 
             response_class=Response,
             responses=described,
             include_in_schema=alias == prefix + path,
-            openapi_extra=json_request_body(reference(f"{schema}Body")),
+            openapi_extra={**json_request_body(reference(f"{schema}Body")), **parameters},
         )
 
 

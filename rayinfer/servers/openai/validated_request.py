@@ -24,14 +24,15 @@ class ValidatedRequest:
     shape: ChunkShape
     echoed_texts: list[str] | None = None
 
-    def prepared(self) -> PreparedGeneration:
-        """Return what the service generates from."""
+    def prepared(self, header_priority: int | None) -> PreparedGeneration:
+        """Return what the service generates from; the header's priority counts before the body's."""
         return PreparedGeneration(
             model=self.model,
             params=self.params,
             prompts=self.prompts,
-            priority=self.body.priority or 0,
+            priority=header_priority if header_priority is not None else self.body.priority or 0,
             cache_salt=self.body.cache_salt or "",
+            operation="chat" if self.shape is CHAT else "text_completion",
         )
 
     def response_settings(self, name: str) -> ResponseSettings:

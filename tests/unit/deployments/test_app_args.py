@@ -39,6 +39,10 @@ def test_what_is_left_out_or_null_is_still_open_where_the_engine_is_built():
             r"grpc_port and listen_port must differ, got 7",
         ),
         ({"models": [{"model": "m", "block_size": 7}]}, r"models\.0\.block_size: "),
+        (
+            {"models": [{"model": "m"}], "otlp_traces_endpoint": "host:4317"},
+            r"otlp_traces_endpoint must be a URL as .*, got 'host:4317'",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(settings, complaint):

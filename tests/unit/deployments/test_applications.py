@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from rayinfer.errors import ConfigError
 from rayinfer_deployments.app_args import llm_app_args
 from rayinfer_deployments.applications import build_llm_app
 
@@ -103,3 +104,12 @@ def test_every_rank_has_a_bundle_of_its_own_on_one_node_and_the_replica_is_in_th
     assert engines._replica_config.placement_group_bundles == [pytest.approx(bundle) for bundle in bundles]
     assert engines._replica_config.placement_group_strategy == "STRICT_PACK"
     assert engines.init_kwargs["resources"].num_ranks == len(bundles)
+
+
+def test_spans_without_the_packages_that_export_them_are_refused(monkeypatch):
+    args = llm_app_args({"models": [{"model": "/nowhere/a"}], "otlp_traces_endpoint": "http://127.0.0.1:4318"})
+    router = build_llm_app(args)._bound_deployment
+    assert router.init_kwargs["otlp_traces_endpoint"] == "http://127.0.0.1:4318/v1/traces"
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)  # as if it were not installed
+    with pytest.raises(ConfigError, match=r"otlp_traces_endpoint needs .*: install rayinfer\[otel\]"):
+        build_llm_app(args)

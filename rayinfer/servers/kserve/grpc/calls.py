@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
@@ -36,19 +36,24 @@ class Call:
     caller: Caller
     name: str  # the client's own; "" for none
     deadline_s: float | None
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    server: tuple[str, int | None] | None = None
 
     def request_context(self) -> RequestContext:
         """Return the context of a request that comes now: a stream has many."""
         identity = RequestIdentity()
         identity.rename(self.name)
-        return RequestContext(identity, self.caller)
+        return RequestContext(identity, self.caller, headers=self.headers, server=self.server)
 
 
 class Calls:
     """Begin and end of the calls of a server."""
 
-    def __init__(self, identify: Identify, metrics: ServiceMetrics) -> None:
+    def __init__(
+        self, identify: Identify, metrics: ServiceMetrics, server: tuple[str, int | None] | None = None
+    ) -> None:
         self._identify = identify
+        self._server = server
         self._metrics = metrics
 
     def begin(self, context: Any, scope: Scope = Scope.INFER) -> Call:
@@ -57,7 +62,7 @@ class Calls:
         caller = self._identify(headers, client_address(context.peer()))
         if not caller.has_scope(scope):
             raise PermissionDenied(f"The API key lacks the scope {scope.value!r}.")
-        return Call(caller, headers.get(REQUEST_ID_HEADER, ""), context.time_remaining())
+        return Call(caller, headers.get(REQUEST_ID_HEADER, ""), context.time_remaining(), headers, self._server)
 
     async def end(self, context: Any, error: Exception) -> None:
         """End a call with the status of an error."""

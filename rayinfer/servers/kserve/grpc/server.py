@@ -75,7 +75,7 @@ class GrpcServer:
         credentials: Any = None,
     ) -> None:
         """Bind the address, for TLS with these `grpc.ServerCredentials`; raises RayinferError when it is taken."""
-        calls = Calls(identify, metrics)
+        calls = Calls(identify, metrics, (host, port))
         self._server = grpc.aio.server(
             interceptors=[GuardedServices(calls, (reflection.SERVICE_NAME,))],
             options=limits.channel_options(),

@@ -60,6 +60,20 @@ async def test_a_service_without_keys_has_an_access_log_too(models, metrics, gen
     assert [(each["status"], each["output_tokens"], each["key_id"]) for each in found] == [(200, 3, ""), (500, 0, "")]
 
 
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+async def test_a_line_names_the_callers_trace_if_that_is_one(models, metrics, log, tmp_path):
+    transport = httpx.ASGITransport(build_app(models, metrics, access_log=log))
+    async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+        for traceparent in (TRACEPARENT, CANARY, TRACEPARENT.upper(), TRACEPARENT + "-" + CANARY, ""):
+            await client.get("/health", headers={"traceparent": traceparent})
+        await client.get("/health")
+    log.close()
+    found = lines(tmp_path / "logs" / "access.log")
+    assert [each.get("traceparent") for each in found] == [TRACEPARENT, None, None, None, None, None]
+
+
 def test_a_file_that_is_moved_away_is_made_anew(log, tmp_path):
     path = tmp_path / "logs" / "access.log"
     log.write({"line": 1})

@@ -157,3 +157,13 @@ async def test_a_scored_prompt_counts_as_no_output(guarded):
         await guarded.access.synchronize()
         (row,) = (await client.get("/v1/usage")).json()["data"]
     assert (row["output_tokens"], row["prompt_tokens"] > 0) == (0, True)
+
+
+async def test_priorities_in_the_header_are_limited_too(guarded, generator):
+    secret = await guarded.key("alice", most_urgent=0)
+    async with guarded.client(secret) as client:
+        for header, body, status in (("-1", 0, 403), ("1", -1, 200)):
+            fields = BODY | {"priority": body}
+            answer = await client.post("/v1/completions", json=fields, headers={"X-Vllm-Priority": header})
+            assert answer.status_code == status, answer.text
+    assert [request.priority for request in generator.requests] == [1]
