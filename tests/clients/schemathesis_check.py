@@ -7,14 +7,11 @@ import argparse
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import uvicorn
 
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.servers.app import ServedModel, build_app
@@ -22,6 +19,7 @@ from rayinfer.tokenization.chat_template import ChatTemplate
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer.traces.trace_store import TraceStore
 from support.fakes.fake_generator import FakeGenerator
+from support.services.served_application import served
 from support.tiny_models.tiny_checkpoints import save_tokenizer
 
 VOCAB_SIZE = 384
@@ -30,7 +28,7 @@ SEED, NUM_EXAMPLES = 19, 50
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
+def served_from(folder: Path) -> Iterator[str]:
     """Serve the application over a fake generator on a free port; yields its address."""
     save_tokenizer(folder, VOCAB_SIZE)
     model = ServedModel(
@@ -41,17 +39,8 @@ def served(folder: Path) -> Iterator[str]:
         created=1_700_000_000,
     )
     app = build_app({"tiny": model}, ServiceMetrics(), traces=TraceStore())
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="off"))
-    bound = server.config.bind_socket()
-    bound.listen()
-    thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(timeout=10)
-        bound.close()
+    with served(app) as address:
+        yield address
 
 
 def main() -> int:
@@ -62,7 +51,7 @@ def main() -> int:
     parser.add_argument("--max-examples", type=int, default=NUM_EXAMPLES)
     parser.add_argument("options", nargs="*", help="more options of schemathesis, behind --")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as address:
+    with tempfile.TemporaryDirectory() as folder, served_from(Path(folder)) as address:
         command = [arguments.schemathesis, "run", f"{address}/openapi.json", "--checks", "all"]
         command += ["--seed", str(arguments.seed), "--max-examples", str(arguments.max_examples), *arguments.options]
         others = subprocess.run([*command, "--exclude-path-regex", TGI_PATHS], check=False, cwd=folder)
