@@ -225,7 +225,7 @@ class RateLimits:
         if self.share == 1.0:
             num_running += sum(other.num_running for other in state.others.values())
         if num_running >= max(1, int(limit * self.share)):
-            raise RateLimited(f"The key's limit of {limit} generations at the same time.", RUNNING_RETRY_S)
+            raise RateLimited(f"The key's limit of {limit} requests at the same time.", RUNNING_RETRY_S)
 
     def _check_day(self, key: ApiKey, state: KeyState) -> None:
         limit = key.limits.output_tokens_per_day

@@ -42,7 +42,7 @@ class AsyncInferenceClient:
     ) -> None:
         self._max_retries = max_retries
         self._http = httpx.AsyncClient(
-            base_url=base_url.rstrip("/"),
+            base_url=base_url.rstrip("/").removesuffix("/v1"),  # as other clients of OpenAI's paths take it
             headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
             timeout=httpx.Timeout(timeout_s, connect=min(CONNECT_TIMEOUT_S, timeout_s), pool=None),
             limits=httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections),

@@ -39,6 +39,7 @@ _CLASSES: Mapping[tuple[int | None, str], type[RayinferError]] = {
     (None, "model_not_found"): UnknownModel,
     (None, "trace_not_found"): TraceNotFound,
     (None, "invalid_api_key"): AuthenticationFailed,
+    (None, "missing_api_key"): AuthenticationFailed,
     (None, "permission_denied"): PermissionDenied,
     (None, "rate_limit_exceeded"): RateLimited,
     (None, "insufficient_quota"): QuotaExceeded,

@@ -81,6 +81,8 @@ def error_format_of(scope: Mapping[str, Any]) -> ErrorFormat:
         path = path[path.rindex("/") :]
     if path == "/":
         return tgi_error
+    if path.startswith("/v1/models/") and path.endswith((":predict", ":explain")):
+        return kserve_error
     return next((form for prefix, form in _FORMATS if path == prefix or path.startswith(prefix + "/")), openai_error)
 
 

@@ -32,7 +32,7 @@ def chat(
     base_url: Annotated[
         str | None, typer.Option(help="use this OpenAI-compatible service instead of an engine in this process")
     ] = None,
-    api_key: Annotated[str | None, typer.Option(help="the service's key")] = None,
+    api_key: Annotated[str | None, typer.Option(help="the service's key", envvar="RAYINFER_API_KEY")] = None,
     system: Annotated[str | None, typer.Option(help="instructions that precede the conversation")] = None,
     sampling: dict[str, Any] = {},  # noqa: B006 - filled by with_sampling_options
     engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options

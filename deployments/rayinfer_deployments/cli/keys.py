@@ -40,7 +40,7 @@ def new(
     model: Annotated[list[str] | None, typer.Option(help="a model it may use; may be repeated (default: all)")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(help="requests a minute")] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(help="tokens of prompts and answers a minute")] = None,
-    concurrent_requests: Annotated[int | None, typer.Option(help="generations at the same time")] = None,
+    concurrent_requests: Annotated[int | None, typer.Option(help="requests at the same time")] = None,
     max_context: Annotated[int | None, typer.Option(help="tokens of a prompt and its answer together")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="tokens of one answer")] = None,
     output_tokens_per_day: Annotated[int | None, typer.Option(help="tokens of answers a day (UTC)")] = None,
@@ -88,9 +88,10 @@ def list_keys(file: KeyFileOption = None, as_json: JsonOption = False) -> None:
     for row in rows:
         limits = {name: value for name, value in row["limits"].items() if value not in (None, -10, 10)}
         state = "revoked" if row["revoked_s"] else f"last used {_when(row['last_used_s'])}"
+        scopes = ",".join(sorted(row["scopes"]))
         described = " ".join(f"{name}={value}" for name, value in limits.items())
         typer.echo(
-            f"{row['key_id']}  {row['name']}  tenant {row['tenant']} x{row['weight']:g}  {','.join(row['scopes'])}  "
+            f"{row['key_id']}  {row['name']}  tenant {row['tenant']} x{row['weight']:g}  {scopes}  "
             f"{state}  {described}".rstrip()
         )
     typer.echo(f"{len(rows)} keys in {path}")

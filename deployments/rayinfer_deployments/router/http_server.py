@@ -51,6 +51,7 @@ class HttpServer:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=None,
             server_header=False,
+            proxy_headers=False,  # any local client could name another address
         )
         self._tls: Tls = {} if tls is None else {"ssl": tls.context, "ssl_handshake_timeout": HANDSHAKE_S}
         self._server = _Server(self._config, self._make_protocol, self._tls)

@@ -30,9 +30,8 @@ def within_key_limits(caller: Caller, generation: "PreparedGeneration") -> "Prep
     wanted = generation.params.max_tokens
     if most is None or (wanted is not None and wanted <= most):
         return generation
-    default = generation.model.generator.describe().default_sampling_params.get("max_tokens")
-    if wanted is not None and wanted != default:
-        raise InvalidParameter(f"max_tokens is {wanted}, and the API key permits {most} here", "max_tokens")
+    if (field := generation.length_field) is not None:
+        raise InvalidParameter(f"{field} is {wanted}, and the API key permits {most} tokens behind this prompt", field)
     return replace(generation, params=replace(generation.params, max_tokens=most))
 
 

@@ -35,6 +35,7 @@ class PreparedGeneration:
     model: ServedModel
     params: SamplingParams
     prompts: Sequence[list[int]]
+    length_field: str | None = None  # by which the client chose `max_tokens`; None for a default
     priority: int = 0
     cache_salt: str = ""
     timeout_s: float | None = None  # the client's own; the service's applies too

@@ -134,6 +134,7 @@ def text_request(
         model=model,
         params=params,
         prompts=prompts,
+        length_field=body.length_field,
         priority=settings.priority,
         cache_salt=body.cache_salt or "",
         timeout_s=settings.timeout_s,

@@ -70,10 +70,13 @@ class MegatronGeneration:
     params: SamplingParams
     texts: Sequence[str]
     prompts: Sequence[list[int]]
+    length_field: str | None
 
     def prepared(self) -> PreparedGeneration:
         """Return what the service generates from."""
-        return PreparedGeneration(model=self.model, params=self.params, prompts=self.prompts)
+        return PreparedGeneration(
+            model=self.model, params=self.params, prompts=self.prompts, length_field=self.length_field
+        )
 
 
 def refuse_unsupported_fields(raw: dict[str, Any]) -> None:
@@ -95,7 +98,10 @@ def make_generation(body: MegatronBody, model: ServedModel, limits: RequestLimit
     params = _sampling_params(body, model.tokenizer, description)
     prompts = _tokenize(body, model.tokenizer, description, params)
     check_num_logprobs(params, prompts, description, limits, echoes=False, stream=False)
-    return MegatronGeneration(model=model, params=params, texts=body.prompts, prompts=prompts)
+    length_field = None if body.tokens_to_generate is None else "tokens_to_generate"
+    return MegatronGeneration(
+        model=model, params=params, texts=body.prompts, prompts=prompts, length_field=length_field
+    )
 
 
 def _sampling_params(body: MegatronBody, tokenizer: Tokenizer, description: ModelDescription) -> SamplingParams:

@@ -144,6 +144,12 @@ class GenerationBody(PromptBody):
                 f"cache_salt must hold 1 to {MAX_SALT_CHARS} characters, none of them @ / \\ or NUL", "cache_salt"
             )
 
+    @property
+    def length_field(self) -> str | None:
+        """The field that names the most tokens of an answer; None where none does."""
+        names = ("max_completion_tokens", "max_tokens")
+        return next((name for name in names if getattr(self, name) is not None), None)
+
 
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""

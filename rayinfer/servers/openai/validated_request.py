@@ -30,6 +30,7 @@ class ValidatedRequest:
             model=self.model,
             params=self.params,
             prompts=self.prompts,
+            length_field=self.body.length_field,
             priority=header_priority if header_priority is not None else self.body.priority or 0,
             cache_salt=self.body.cache_salt or "",
             operation="chat" if self.shape is CHAT else "text_completion",

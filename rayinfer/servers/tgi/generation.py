@@ -33,10 +33,13 @@ class TgiGeneration:
     with_prefill: bool
     num_top_tokens: int  # 0 for none
     seed: int | None  # that the response names
+    length_field: str | None
 
     def prepared(self) -> PreparedGeneration:
         """Return what the service generates from."""
-        return PreparedGeneration(model=self.model, params=self.params, prompts=[self.prompt])
+        return PreparedGeneration(
+            model=self.model, params=self.params, prompts=[self.prompt], length_field=self.length_field
+        )
 
 
 def make_generation(
@@ -71,6 +74,7 @@ def make_generation(
         with_details=bool(settings.details or settings.decoder_input_details),
         with_prefill=bool(settings.decoder_input_details),
         num_top_tokens=settings.top_n_tokens or 0,
+        length_field=None if settings.max_new_tokens is None else "max_new_tokens",
         seed=params.seed if params.n == 1 else None,  # each of several sequences draws by its own
     )
 

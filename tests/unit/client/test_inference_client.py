@@ -72,3 +72,8 @@ def test_closing_ends_what_is_in_flight_and_the_thread(address, generator):
     assert "inference-client" not in {thread.name for thread in threading.enumerate()}
     with pytest.raises(RuntimeError, match="closed"):
         client.submit("hello")
+
+
+def test_an_address_may_end_as_openais_clients_have_it(address):
+    with InferenceClient(f"{address}/v1/") as client:
+        assert client.submit("Once").result().outputs[0].text

@@ -2,6 +2,7 @@ import pytest
 
 from rayinfer.client.response_errors import error_of_response, rebuilt_error
 from rayinfer.errors import (
+    AuthenticationFailed,
     InvalidParameter,
     RequestError,
     RequestFailed,
@@ -22,6 +23,11 @@ def test_every_error_of_a_service_has_its_class_in_the_client(error_class):
     assert type(error) is SEEN_AS.get(error_class, error_class)
     assert str(error) == "no" or not ERROR_KINDS[error_class].is_public
     assert getattr(error, "retry_after_s", 2.0) == 2.0
+
+
+def test_a_missing_key_is_a_failed_authentication():
+    response = error_response(AuthenticationFailed("no key", None, "missing_api_key"))
+    assert type(error_of_response(response.status_code, bytes(response.body))) is AuthenticationFailed
 
 
 def test_the_field_at_fault_is_known():

@@ -111,6 +111,7 @@ async def test_a_request_that_the_engine_failed_is_a_neutral_500(client, generat
         ),
         ("/v2/models/m/infer", 400, {"error": "no"}),
         ("/v2", 400, {"error": "no"}),
+        ("/v1/models/org/m:predict", 400, {"error": "no"}),
         ("/generate", 422, {"error": "Input validation error: no", "error_type": "validation"}),
         ("/models/org/m/generate", 422, {"error": "Input validation error: no", "error_type": "validation"}),
         ("/", 422, {"error": "Input validation error: no", "error_type": "validation"}),

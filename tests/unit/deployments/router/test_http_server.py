@@ -27,6 +27,18 @@ async def ask(port, path):
         return (await client.get(f"http://127.0.0.1:{port}{path}")).text
 
 
+async def test_a_header_does_not_change_the_address_of_a_client(port):
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": scope["client"][0].encode()})
+
+    server = HttpServer(app, "127.0.0.1", port)
+    async with httpx.AsyncClient(trust_env=False, timeout=5) as client:
+        response = await client.get(f"http://127.0.0.1:{port}/", headers={"X-Forwarded-For": "9.9.9.9"})
+    assert response.text == "127.0.0.1"
+    await server.close(grace_s=0.1)
+
+
 async def test_a_response_in_flight_is_finished_before_the_server_closes(port):
     server = HttpServer(slow_app, "127.0.0.1", port)
     asking = asyncio.create_task(ask(port, "/short"))

@@ -67,10 +67,29 @@ async def test_limits_of_a_request(guarded, generator, limits, fields, status, p
 async def test_answers_without_a_length_get_the_keys(guarded, generator):
     secret = await guarded.key("alice", max_tokens=7)
     async with guarded.client(secret) as client:
-        chat = {"messages": [{"role": "user", "content": "Hi"}]}
-        assert (await client.post("/v1/chat/completions", json=chat)).status_code == 200
-    assert generator.requests[0].sampling_params.max_tokens == 7
-    assert generator.requests[0].tenant == "alice"
+        for method, path, body in (
+            ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+            ("POST", "/v1/completions", {"prompt": "Hi"}),
+            ("POST", "/generate", {"inputs": "Hi"}),
+            ("PUT", "/api", {"prompts": ["Hi"]}),
+            ("POST", "/v2/models/org/tiny/generate", {"text_input": "Hi"}),
+        ):
+            answer = await client.request(method, path, json=body)
+            assert answer.status_code == 200, (path, answer.text)
+    assert [request.sampling_params.max_tokens for request in generator.requests] == [7] * 5
+    assert {request.tenant for request in generator.requests} == {"alice"}
+
+
+async def test_a_length_beyond_the_keys_is_refused_by_its_protocols_name(guarded):
+    secret = await guarded.key("alice", max_tokens=7)
+    async with guarded.client(secret) as client:
+        for method, path, body, status, field in (
+            ("POST", "/v1/completions", {"prompt": "Hi", "max_completion_tokens": 8}, 400, "max_completion_tokens"),
+            ("POST", "/generate", {"inputs": "Hi", "parameters": {"max_new_tokens": 8}}, 422, "max_new_tokens"),
+            ("PUT", "/api", {"prompts": ["Hi"], "tokens_to_generate": 8}, 400, "tokens_to_generate"),
+        ):
+            answer = await client.request(method, path, json=body)
+            assert (answer.status_code, field in answer.text) == (status, True), (path, answer.text)
 
 
 async def test_models_that_a_key_may_not_use_are_not_listed(guarded):
