@@ -52,14 +52,14 @@ def write_task(folder: Path) -> None:
     (folder / "facts.yaml").write_text(TASK.format(data=data))
 
 
-def evaluate(folder: Path, model: str, **model_args: Any) -> tuple[dict[str, float], list[float]]:
+def evaluate(folder: Path, backend: str, **model_args: Any) -> tuple[dict[str, float], list[float]]:
     """Return the task's scores, and the log probability of every choice of every question."""
     found = lm_eval.simple_evaluate(
-        model=model,
+        model=backend,
         model_args=model_args,
         tasks=["facts"],
         task_manager=TaskManager(include_path=str(folder)),
-        batch_size=1 if model != "hf" else 8,
+        batch_size=1 if backend != "hf" else 8,
         bootstrap_iters=0,
         log_samples=True,
     )
