@@ -103,7 +103,8 @@ class Outcome:
     @property
     def num_passed(self) -> int:
         """Return the number of checks that passed: lines, or the whole of a script that prints none."""
-        return sum(not line.startswith(("FAILED ", "  ")) for line in self.lines) or int(self.exit_code == 0)
+        own = sum(line.startswith("ok ") for line in self.lines)
+        return own or sum(not line.startswith(("FAILED ", "  ")) for line in self.lines) or int(self.exit_code == 0)
 
     @property
     def failures(self) -> tuple[str, ...]:
