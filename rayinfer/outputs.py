@@ -4,6 +4,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
+from rayinfer.predictions import PredictionOutput
+
 FinishReason = Literal["stop", "length", "abort", "error", "timeout"]
 TraceEventName = Literal[
     "received",
@@ -66,6 +68,7 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     # `LLM`'s only, of all choices, in order of time, with the last output; a router keeps them for later queries.
     trace: list[TraceEvent] | None = None
+    prediction: PredictionOutput | None = None  # of a model that does not generate, with the only output
 
 
 class CompletionAggregate:
@@ -133,6 +136,7 @@ class TokenDelta(NamedTuple):
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # of all the prompt, once, by the first token
     trace: list[TraceEvent] | None = None  # the engine's events of a traced request, with its end
+    prediction: PredictionOutput | None = None  # with the end of a request to a predictor, which has no tokens
 
 
 class Credits(NamedTuple):

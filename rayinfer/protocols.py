@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rayinfer.errors import Unavailable
 from rayinfer.outputs import EngineStats, RequestOutput, StepMessage
+from rayinfer.predictions import PredictionInput, PredictorDescription
 from rayinfer.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class EngineRequestId(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationRequest:
-    """One prompt to be continued.
+    """One prompt to be continued, or one item of which a predictor computes its numbers.
 
     The router or `LLM` splits a client's request for n choices into n engine requests, each with `n=1` and an
     EngineRequestId.
@@ -59,6 +60,13 @@ class GenerationRequest:
     adapter: str | None = None
     attempt: int = 0  # number of the dispatch to an engine
     trace: bool = False  # whether its events are recorded
+    prediction: PredictionInput | None = None  # for a predictor; then nothing is generated
+
+    @property
+    def num_input_tokens(self) -> int:
+        """Tokens of its prompt, or those that its input counts as."""
+        num_prompt_tokens = len(self.prompt_token_ids)
+        return num_prompt_tokens if self.prediction is None else self.prediction.num_tokens(num_prompt_tokens)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +87,7 @@ class ModelDescription:
     scores_prompts: bool = True  # False for encoder-decoders: prompts have no logprobs
     default_sampling_params: Mapping[str, Any] = field(default_factory=dict)  # by field of SamplingParams
     bad_token_sequences: tuple[tuple[int, ...], ...] = ()  # never generated, such as padding
+    predictor: PredictorDescription | None = None  # of a model that does not generate
 
     def longest_prompt(self, *, generates: bool = True) -> int:
         """Return the maximum prompt length: `max_model_len`, less one where the answer follows in the same context."""

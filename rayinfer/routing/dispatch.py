@@ -136,7 +136,7 @@ class Dispatcher:
         A rejection is raised at once, before the event loop runs anything else, so the queue's limits hold in a burst.
         """
         request = prepare(request, self.describe(), self._admission.limits)
-        num_prompt_tokens, num_tokens = len(request.prompt_token_ids), cost_of(request).num_tokens
+        num_prompt_tokens, num_tokens = request.num_input_tokens, cost_of(request).num_tokens
         try:
             slot = self._admission.admit(request.tenant, num_tokens, self.engines.num_cache_tokens, num_prompt_tokens)
         except QueueFull:
@@ -179,7 +179,7 @@ class Dispatcher:
             run.permit.release()
             timers.finish_all(ending)
             if run.budget.has_queued:
-                expected, had = cost_of(request), len(request.prompt_token_ids) + stream.num_output_tokens
+                expected, had = cost_of(request), request.num_input_tokens + stream.num_output_tokens
                 self._queue.charge(request.tenant, expected.priority, had - expected.num_tokens)
 
     async def _next_output(self, run: "_RequestState", attempt: DispatchAttempt) -> RequestOutput | None:

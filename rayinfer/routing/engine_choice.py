@@ -124,7 +124,7 @@ def _delay(candidate: Candidate) -> tuple[float, int, int]:
 
 def cost_of(request: GenerationRequest) -> RequestCost:
     """Estimate the cost of a client's request, with all its choices."""
-    num_prompt, choices = len(request.prompt_token_ids), request.sampling_params.n
+    num_prompt, choices = request.num_input_tokens, request.sampling_params.n
     return RequestCost(
         request.priority,
         choices,
@@ -135,13 +135,15 @@ def cost_of(request: GenerationRequest) -> RequestCost:
 
 def cost_of_choice(request: GenerationRequest, *, num_cached_tokens: int | None) -> RequestCost:
     """Estimate the cost of one choice; None stands for one whose prompt another choice computes."""
-    num_prompt = 0 if num_cached_tokens is None else len(request.prompt_token_ids) - num_cached_tokens
+    num_prompt = 0 if num_cached_tokens is None else request.num_input_tokens - num_cached_tokens
     num_outputs = len(request.output_token_ids)
     num_held = num_prompt + max(_expected_output(request), num_outputs)
     return RequestCost(request.priority, 1, num_held, max(0, num_prompt + num_outputs))
 
 
 def _expected_output(request: GenerationRequest) -> int:
+    if request.prediction is not None:
+        return 0
     max_tokens = request.sampling_params.max_tokens
     return EXPECTED_OUTPUT_TOKENS if max_tokens is None else min(max_tokens, EXPECTED_OUTPUT_TOKENS)
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from rayinfer.outputs import CompletionOutput, FinishReason, RequestOutput, TokenDelta, TokenLogprobs
+from rayinfer.predictions import PredictionOutput
 from rayinfer.protocols import EngineRequestId, GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.tokenization.output_text import OutputText, TextDelta
@@ -67,6 +68,7 @@ class StreamState:
         self._num_open = params.n
         self._stopped: list[str] = []
         self._num_cached_tokens: int | None = None
+        self._prediction: PredictionOutput | None = None
 
     @property
     def request(self) -> GenerationRequest:
@@ -150,6 +152,8 @@ class StreamState:
         if not choice.token_ids and delta.token_ids:
             self._note_cached_tokens(delta.num_cached_tokens)
         token_ids = delta.token_ids[num_known:] if num_known > 0 else delta.token_ids
+        if delta.prediction is not None:
+            self._prediction = delta.prediction
         new = self._add_text(choice, token_ids, delta)
         choice.token_ids += token_ids[: new.num_tokens]
         if delta.logprobs:
@@ -230,6 +234,7 @@ class StreamState:
             outputs=outputs,
             num_cached_tokens=self.num_cached_tokens,
             finished=self.is_finished,
+            prediction=self._prediction,
         )
 
 

@@ -33,6 +33,7 @@ def one_token_deltas(table: BatchTable, rows: Int64Array, token_ids: Int64Array)
         table.num_cached_tokens[rows].tolist(),
         _NONE,  # prompt_logprobs
         _NONE,  # trace
+        _NONE,  # prediction
         strict=False,
     )
     # TokenDelta's own constructor is Python, and takes twice as long.

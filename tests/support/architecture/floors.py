@@ -7,6 +7,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer_kernels",
         "rayinfer.tensor_parallel",
         "rayinfer.outputs",
+        "rayinfer.predictions",
         "rayinfer.errors",
         "rayinfer.metrics",
         "rayinfer.startup_steps",
@@ -62,6 +63,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 
 # (who imports, what is imported): why two rooms of one floor may know each other. The second may not import the first.
 NEIGHBORS: dict[tuple[str, str], str] = {
+    ("rayinfer.outputs", "rayinfer.predictions"): "an output may be a prediction; predictions imports nothing",
     ("rayinfer.metrics", "rayinfer.outputs"): "metrics count what outputs define; outputs imports nothing of ours",
     ("rayinfer.tensor_parallel", "rayinfer.errors"): "too many ranks are a caller's mistake; errors imports nothing",
     ("rayinfer.entry_points", "rayinfer.errors"): "a package that cannot be imported is a model that cannot be loaded",

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayinfer.outputs import Credits, EngineStats, Logprob, StepMessage, TokenDelta, TraceEvent
+from rayinfer.predictions import PredictionInput, PredictionOutput
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.transport.engine_messages import FROM_ENGINE, FROM_ROUTER, Abort, EndOfOutputs, StepOutputs, Submit
@@ -39,6 +40,7 @@ DELTAS = st.builds(
     st.integers(0, 99),
     st.none() | st.lists(st.none() | LOGPROBS, max_size=2),
     st.none() | st.lists(EVENTS, max_size=2),
+    st.none() | st.builds(PredictionOutput, shape=st.tuples(st.integers(0, 9)), data=st.binary(), error=st.text()),
 )
 PARAMS = st.builds(
     SamplingParams,
@@ -69,6 +71,15 @@ REQUESTS = st.builds(
     adapter=st.none() | st.text(max_size=4),
     attempt=st.integers(0, 9),
     trace=st.booleans(),
+    prediction=st.none()
+    | st.builds(
+        PredictionInput,
+        task=st.sampled_from(["embed", "classify", "infer"]),
+        num_first_tokens=st.integers(0, 9),
+        image=st.binary(max_size=4),
+        tensors=st.binary(max_size=4),
+        cost=st.integers(0, 99),
+    ),
 )
 
 
