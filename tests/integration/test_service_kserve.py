@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from rayinfer.servers.kserve.grpc import inference_pb2 as pb
-from rayinfer.servers.kserve.grpc.server import SERVICE
+from rayinfer.servers.kserve.grpc.methods import SERVICE
 from support.services.polling import wait_until
 
 SAMPLING = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}

@@ -29,6 +29,7 @@ from rayinfer.servers.access.access_log import AccessLog
 from rayinfer.servers.app import build_app
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.kserve.example_models import example_models
+from rayinfer.servers.kserve.grpc.call_access import CallAccess
 from rayinfer.servers.kserve.grpc.server import GrpcLimits, GrpcServer
 from rayinfer.servers.kserve.inference import InferenceService
 from rayinfer.servers.kserve.repository import ModelRepository
@@ -44,7 +45,7 @@ from rayinfer_deployments.router.access_owner_actor import RemoteOwner
 from rayinfer_deployments.router.access_settings import AccessSettings
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits
 from rayinfer_deployments.router.engine_reconciler import EngineReconciler
-from rayinfer_deployments.router.grpc_port import GrpcAccess, bind_grpc_server
+from rayinfer_deployments.router.grpc_port import bind_grpc_server
 from rayinfer_deployments.router.http_server import HttpServer
 from rayinfer_deployments.router.sibling_metrics import SiblingMetrics
 from rayinfer_deployments.router.tls import ReloadedTls
@@ -257,7 +258,8 @@ class Router:
             address.host,
             address.port,
             limits=GrpcLimits(max_message_bytes=self._max_body_bytes, max_connections=limits.max_connections),
-            access=GrpcAccess(self._access, self._access_settings.tls, self._trust_tenant_header),
+            access=CallAccess(self._access, self._access_log, self._trust_tenant_header),
+            tls=self._access_settings.tls,
         )
 
     async def __del__(self) -> None:

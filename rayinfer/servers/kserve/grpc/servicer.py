@@ -34,11 +34,11 @@ class InferenceServicer:
         self._repository = service.repository
         self._calls = calls
 
-    async def server_live(self, request: Any, call: Call | None) -> Any:
+    async def server_live(self, request: Any, call: Call) -> Any:
         """Report that the process is alive."""
         return pb.ServerLiveResponse(live=True)
 
-    async def server_ready(self, request: Any, call: Call | None) -> Any:
+    async def server_ready(self, request: Any, call: Call) -> Any:
         """Report whether all models are ready."""
         try:
             self._repository.check_all_ready()
@@ -90,10 +90,10 @@ class InferenceServicer:
         return response
 
     async def model_stream_infer(
-        self, requests: AsyncIterator[bytes], begin: Callable[[], Call], write: Callable[[bytes], Awaitable[None]]
+        self, requests: AsyncIterator[bytes], call: Call, write: Callable[[bytes], Awaitable[None]]
     ) -> None:
         """Run models for every encoded request of a stream, and write encoded responses."""
-        await InferStream(self._service, self, self._calls, begin, write).answer_all(requests)
+        await InferStream(self._service, self, self._calls, call, write).answer_all(requests)
 
     async def repository_index(self, request: Any, call: Call) -> Any:
         """List the models."""
