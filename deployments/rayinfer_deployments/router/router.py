@@ -30,6 +30,8 @@ from rayinfer.servers.app import build_app
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.kserve.example_models import example_models
 from rayinfer.servers.kserve.grpc.call_access import CallAccess
+from rayinfer.servers.kserve.grpc.calls import Calls
+from rayinfer.servers.kserve.grpc.methods import InferenceMethods
 from rayinfer.servers.kserve.grpc.server import GrpcLimits, GrpcServer
 from rayinfer.servers.kserve.inference import InferenceService
 from rayinfer.servers.kserve.repository import ModelRepository
@@ -45,6 +47,7 @@ from rayinfer_deployments.router.access_owner_actor import RemoteOwner
 from rayinfer_deployments.router.access_settings import AccessSettings
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits
 from rayinfer_deployments.router.engine_reconciler import EngineReconciler
+from rayinfer_deployments.router.grpc_ingress import GrpcIngress
 from rayinfer_deployments.router.grpc_port import bind_grpc_server
 from rayinfer_deployments.router.http_server import HttpServer
 from rayinfer_deployments.router.sibling_metrics import SiblingMetrics
@@ -100,7 +103,7 @@ class ListenAddress:
 
 
 @serve.ingress()
-class Router:
+class Router(GrpcIngress):
     """Ingress deployment; Serve builds its HTTP application in the replica, after `__init__`: it is never pickled."""
 
     async def __init__(  # type: ignore[misc] # Serve awaits it
@@ -154,6 +157,9 @@ class Router:
             GenerationService(self._models, request_timeout_s, self._traces, request_limits, self._access, self._spans),
             ModelRepository(self._models, example_models() if with_examples else ()),
         )
+        self._call_access = CallAccess(self._access, self._access_log, trust_tenant_header)
+        calls = Calls(self._call_access, self._metrics)
+        self.grpc_methods = InferenceMethods(self._kserve, calls, max_message_bytes=max_body_bytes)
         await asyncio.to_thread(renderer)  # the first chat should not wait for it
         # A router that replaces another, or joins others, has to answer as soon as clients reach it.
         waits_s = [CATCH_UP_S if model.scaling is None else FIRST_ENGINE_S for model in models]
@@ -258,7 +264,7 @@ class Router:
             address.host,
             address.port,
             limits=GrpcLimits(max_message_bytes=self._max_body_bytes, max_connections=limits.max_connections),
-            access=CallAccess(self._access, self._access_log, self._trust_tenant_header),
+            access=self._call_access,
             tls=self._access_settings.tls,
         )
 

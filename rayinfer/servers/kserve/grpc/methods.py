@@ -22,9 +22,10 @@ OPERATOR_METHODS = frozenset(("RepositoryModelLoad", "RepositoryModelUnload"))  
 class InferenceMethods:
     """Methods that take encoded messages; errors end their calls."""
 
-    def __init__(self, service: InferenceService, calls: Calls) -> None:
+    def __init__(self, service: InferenceService, calls: Calls, *, max_message_bytes: int | None = None) -> None:
+        """Take the bound of requests to infer; None where the server of gRPC has one."""
         self._calls = calls
-        self._servicer = InferenceServicer(service, calls)
+        self._servicer = InferenceServicer(service, calls, max_message_bytes)
 
     async def unary(self, name: str, raw: bytes, context: Any) -> Any:
         """Answer a message with a message; None where the call has ended with an error."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from rayinfer.errors import NotReady, NotSupported, UnknownModel
+from rayinfer.errors import NotReady, NotSupported, RequestTooLarge, UnknownModel
 from rayinfer.servers.kserve.grpc import inference_pb2 as pb
 from rayinfer.servers.kserve.grpc.calls import Call, Calls, decode_message
 from rayinfer.servers.kserve.grpc.infer_messages import GrpcInferRequest, read_infer_message, write_infer_result
@@ -29,7 +29,8 @@ from rayinfer.servers.kserve.rest.infer_encoding import is_slow_to_encode
 class InferenceServicer:
     """One method for each call, by its name in snake case; errors are those of `rayinfer.errors`."""
 
-    def __init__(self, service: InferenceService, calls: Calls) -> None:
+    def __init__(self, service: InferenceService, calls: Calls, max_message_bytes: int | None = None) -> None:
+        self._max_message_bytes = max_message_bytes
         self._service = service
         self._repository = service.repository
         self._calls = calls
@@ -140,6 +141,8 @@ class InferenceServicer:
 
     async def decode(self, raw: bytes) -> Any:
         """Decode a request to infer; a long one beside the event loop."""
+        if self._max_message_bytes is not None and len(raw) > self._max_message_bytes:
+            raise RequestTooLarge(f"The call's message is larger than {self._max_message_bytes} bytes.")
         return await self._service.generation.prepare_other(
             partial(decode_message, pb.ModelInferRequest, raw), len(raw)
         )
