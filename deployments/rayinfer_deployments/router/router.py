@@ -153,10 +153,7 @@ class Router(GrpcIngress):
         self._access_log = None if access.log is None else AccessLog(Path(access.log))
         self._access = None if access.key_file is None else self._control_access(access.key_file)
         self._models = {model.name: await self._serve_model(model) for model in models}
-        self._kserve = InferenceService(
-            GenerationService(self._models, request_timeout_s, self._traces, request_limits, self._access, self._spans),
-            ModelRepository(self._models, example_models() if with_examples else ()),
-        )
+        self._kserve = self._build_kserve(with_examples=with_examples)
         self._call_access = CallAccess(self._access, self._access_log, trust_tenant_header)
         calls = Calls(self._call_access, self._metrics)
         self.grpc_methods = InferenceMethods(self._kserve, calls, max_message_bytes=max_body_bytes)
@@ -232,6 +229,12 @@ class Router(GrpcIngress):
             cors_origins=self._access_settings.cors_origins,
             kserve=self._kserve,
         )
+
+    def _build_kserve(self, *, with_examples: bool) -> InferenceService:
+        generation = GenerationService(
+            self._models, self._request_timeout_s, self._traces, self._request_limits, self._access, self._spans
+        )
+        return InferenceService(generation, ModelRepository(self._models, example_models() if with_examples else ()))
 
     async def _wait_for_keys(self) -> None:
         """Wait until the keys are known, for a limited time: requests are refused until then."""

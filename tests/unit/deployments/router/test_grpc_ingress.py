@@ -26,7 +26,7 @@ MAX_BYTES = 2000
 
 
 class ProxyContext:
-    """What Serve's context takes from gRPC's in a proxy."""
+    """gRPC's context in a proxy, as far as Serve's takes it over."""
 
     def __init__(self, metadata):
         self.invocation_metadata = lambda: metadata
