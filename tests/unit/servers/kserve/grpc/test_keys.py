@@ -15,7 +15,8 @@ from rayinfer.access.usage import day_of
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.kserve.example_models import example_models
 from rayinfer.servers.kserve.grpc import inference_pb2 as pb
-from rayinfer.servers.kserve.grpc.server import OPEN_METHODS, SERVICE
+from rayinfer.servers.kserve.grpc.call_access import CallAccess
+from rayinfer.servers.kserve.grpc.methods import OPEN_METHODS, SERVICE
 from rayinfer.servers.kserve.inference import InferenceService
 from rayinfer.servers.kserve.repository import ModelRepository
 from support.fakes.fake_generator import FakeGenerator
@@ -55,8 +56,8 @@ async def keys(tmp_path):
 
 
 @pytest.fixture
-def identify(keys):
-    return keys.access.authenticator.identify
+def access(keys):
+    return CallAccess(keys.access)
 
 
 @pytest.fixture
@@ -125,6 +126,31 @@ async def test_requests_a_minute_count_every_call_and_every_request_of_a_stream(
     refused = [each.error_message for each in answers if each.error_message]
     assert (len(refused), len(generator.requests)) == (3, 1 + 2)
     assert all("requests" in message for message in refused)
+
+
+async def metadata_behind(call):
+    """Return the trailing metadata of a call, whichever way it ends."""
+    code, _ = await error_of(call.read() if hasattr(call, "read") else call)
+    return code, dict(await call.trailing_metadata())
+
+
+async def test_calls_carry_what_is_left_of_limits_and_when_to_come_again(stub, keys):
+    key = await keys.new("alice", requests_per_minute=2, tokens_per_minute=1000)
+    named = (*key, ("x-request-id", "mine"))
+    code, trailers = await metadata_behind(stub.ModelInfer(text(), metadata=named))
+    assert (code, trailers["x-ratelimit-limit-requests"], trailers["x-ratelimit-remaining-requests"]) == (OK, "2", "1")
+    assert (trailers["x-ratelimit-limit-tokens"], trailers["x-request-id"]) == ("1000", "mine")
+    stream = stub.ModelStreamInfer(iter([text()]), metadata=key)
+    assert [each async for each in stream]
+    assert dict(await stream.trailing_metadata())["x-ratelimit-remaining-requests"] == "0"
+    for call in (stub.ModelInfer(text(), metadata=key), stub.ModelStreamInfer(iter([text()]), metadata=key)):
+        code, trailers = await metadata_behind(call)
+        assert (code, trailers["x-ratelimit-remaining-requests"]) == (EXHAUSTED, "0")
+        assert 25 <= int(trailers["retry-after"]) <= 30
+        assert trailers["x-ratelimit-reset-requests"].endswith("s")
+    code, trailers = await metadata_behind(stub.ModelInfer(text()))
+    assert code is UNAUTHENTICATED
+    assert not [name for name in trailers if name.startswith("x-ratelimit")]
 
 
 async def test_a_stream_of_a_revoked_key_takes_no_more_requests(stub, keys, generator):
