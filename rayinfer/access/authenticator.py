@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping
 
 from rayinfer.access.api_key import MAX_SECRET_CHARS, ApiKey
-from rayinfer.access.caller import Caller
+from rayinfer.access.caller import STRANGER, Caller
 from rayinfer.access.failed_keys import FailedKeys
 from rayinfer.access.key_table import KeyTable
 from rayinfer.access.rate_limits import RateLimits
-from rayinfer.errors import AuthenticationFailed, NotReady
+from rayinfer.errors import AuthenticationFailed, NotReady, RateLimited
 
 AUTHORIZATION = "authorization"
 KEY_HEADERS = ("x-api-key", "api-key")
@@ -50,6 +50,15 @@ class Authenticator:
             self._failed.record(client_address)
             raise AuthenticationFailed("The API key is not valid.")
         return Caller(tenant=key.tenant, key=key)
+
+    def recognize(self, headers: Mapping[str, str], client_address: str) -> Caller:
+        """Return the caller of a request that needs no key; a stranger without a valid one."""
+        if secret_in(headers.get) is None:
+            return STRANGER
+        try:
+            return self.authenticate(headers, client_address)
+        except (AuthenticationFailed, RateLimited, NotReady):
+            return STRANGER
 
     def _find(self, secret: str) -> ApiKey | None:
         if self.keys is None or len(secret) > MAX_SECRET_CHARS:

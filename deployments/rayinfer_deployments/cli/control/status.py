@@ -59,6 +59,13 @@ def _look_at(record: "ServiceRecord") -> dict[str, Any]:
         service |= ask(record.control_socket, "status", timeout_s=STATUS_S)
     except RayinferError as error:
         service |= {"state": "UNKNOWN", "reason": str(error), "deployments": [], "routers": []}
+    if not ready and not reasons:  # which a service with keys does not say to all
+        service["reasons"] = {
+            model["name"]: model["reason"]
+            for router in service["routers"]
+            for model in router["models"]
+            if not model["ready"]
+        }
     return service
 
 
