@@ -99,6 +99,7 @@ class AccessControl:
         self._collect()
         is_late = self._clock() - self._synced_s > AWAY_S  # the owner may have forgotten this router
         changed, self.limits.changed = self.limits.changed, set()
+        last_used_s, self.authenticator.last_used_s = self.authenticator.last_used_s, {}
         if not self._batch:
             self._batch = self._sums.take()
             self._sequence += bool(self._batch)
@@ -106,6 +107,7 @@ class AccessControl:
             router=self._router,
             sequence=self._sequence,
             usage=self._batch,
+            last_used_s=last_used_s,
             totals=self.limits.totals(None if is_late else changed),
             owner=self._owner,
             seen=self._seen,
@@ -116,6 +118,7 @@ class AccessControl:
             await self._apply_keys(update)
         except BaseException:
             self.limits.changed |= changed
+            self.authenticator.last_used_s = last_used_s | self.authenticator.last_used_s
             if self._clock() - self._synced_s > AWAY_S:
                 self.limits.share = 1.0 / max(1, len(self._routers))
             raise

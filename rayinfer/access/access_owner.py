@@ -58,6 +58,8 @@ class AccessOwner:
         """Take a router's report and return what it does not know yet; harmless when repeated."""
         if report.usage:
             self.usage_log.record(report.router, report.sequence, report.usage)
+        if report.last_used_s:
+            self.usage_log.note_used(report.last_used_s)
         self._note_totals(report)
         self._refresh_keys()
         seen = report.seen if report.owner == self._name else 0

@@ -1,5 +1,6 @@
 """Authentication of requests by API keys, the same for HTTP and gRPC."""
 
+import time
 from collections.abc import Callable, Mapping
 
 from rayinfer.access.api_key import MAX_SECRET_CHARS, ApiKey
@@ -19,6 +20,7 @@ class Authenticator:
 
     def __init__(self, limits: RateLimits, failed: FailedKeys | None = None) -> None:
         self.keys: KeyTable | None = None  # not known yet
+        self.last_used_s: dict[str, float] = {}  # by key id, since 1970: what is not yet reported
         self._limits = limits
         self._failed = FailedKeys() if failed is None else failed
 
@@ -49,6 +51,7 @@ class Authenticator:
         if key is None:
             self._failed.record(client_address)
             raise AuthenticationFailed("The API key is not valid.")
+        self.last_used_s[key.key_id] = time.time()
         return Caller(tenant=key.tenant, key=key)
 
     def recognize(self, headers: Mapping[str, str], client_address: str) -> Caller:

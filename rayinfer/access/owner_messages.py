@@ -25,6 +25,7 @@ class RouterReport:
     router: str
     sequence: int  # of the usage; the same until the owner has answered
     usage: Sequence[UsageRow] = ()
+    last_used_s: Mapping[str, float] = field(default_factory=dict)  # by key id: since 1970, of keys used meanwhile
     totals: Mapping[str, KeyTotals] = field(default_factory=dict)  # by key id: those that changed, or all
     owner: str = ""  # the owner that `seen` is about
     seen: int = 0  # latest change of other routers' totals that the router has

@@ -1,6 +1,7 @@
 """Several routers and the owner of what they share."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -241,3 +242,30 @@ async def test_the_time_of_engines_is_divided_among_what_runs(key_file, shared, 
     await sync(one)
     seconds = {row.key.key_id: row.usage.engine_s for row in shared.owner.usage_log.rows()}
     assert seconds == pytest.approx({alice.key_id: 4 + 3 + 1, bob.key_id: 3})
+
+
+async def test_any_call_with_a_key_is_its_last_use_and_many_are_written_once(key_file, shared, routers):
+    secret, unused = key_file.create("alice"), key_file.create("bob")
+    await sync(*routers)
+    writes = []
+    shared.owner.usage_log._database.set_trace_callback(
+        lambda statement: writes.append(statement) if statement.lstrip().startswith("INSERT") else None
+    )
+    before_s = time.time()
+    for router in routers:
+        for _ in range(100):
+            caller = ask(router, secret)
+    shared.loses_answers = True
+    with pytest.raises(ConnectionError):
+        await routers[0].synchronize()
+    shared.loses_answers = False
+    await sync(*routers)
+    assert 1 <= len(writes) <= 3  # one of each router, and one again
+    last_used_s = shared.owner.usage_log.last_used_s()
+    assert last_used_s.keys() == {caller.key_id}
+    assert before_s <= last_used_s[caller.key_id] <= time.time()
+    with pytest.raises(AuthenticationFailed):
+        ask(routers[0], unused + "x")
+    shared.restart()
+    await sync(*routers)
+    assert shared.owner.usage_log.last_used_s() == last_used_s

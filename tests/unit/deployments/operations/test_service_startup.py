@@ -3,15 +3,15 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 from rayinfer_deployments.operations.service_startup import wait_until_ready
 
+ANSWERS = iter([(503, b'{"ready": false}'), (503, b'{"ready": false, "reasons": {"m": "loading"}}'), (200, b"{}")])
+
 
 class Starting(BaseHTTPRequestHandler):
     """A service with keys that becomes ready with the third question."""
 
-    answers = [(503, b'{"ready": false}'), (503, b'{"ready": false, "reasons": {"m": "loading"}}'), (200, b"{}")]
-
     def do_GET(self):
         """Answer."""
-        status, body = self.answers.pop(0)
+        status, body = next(ANSWERS)
         self.send_response(status)
         self.end_headers()
         self.wfile.write(body)

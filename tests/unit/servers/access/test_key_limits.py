@@ -186,3 +186,13 @@ async def test_priorities_in_the_header_are_limited_too(guarded, generator):
             answer = await client.post("/v1/completions", json=fields, headers={"X-Vllm-Priority": header})
             assert answer.status_code == status, answer.text
     assert [request.priority for request in generator.requests] == [1]
+
+
+async def test_a_key_is_used_by_any_request_that_carries_it(guarded):
+    keys = {name: await guarded.key(name, Scope.METRICS) for name in ("alice", "bob", "carol")}
+    async with guarded.client(keys["alice"]) as alice, guarded.client(keys["bob"]) as bob:
+        assert (await alice.get("/metrics")).status_code == 200
+        assert (await bob.post("/v1/completions", json=BODY)).status_code == 403
+    await guarded.access.synchronize()
+    used = guarded.last_used_s().keys()
+    assert used == {key.key_id for key in guarded.keys.read() if key.name != "carol"}

@@ -12,6 +12,7 @@ from rayinfer.access.access_control import AccessControl
 from rayinfer.access.api_key import KeyLimits, Scope
 from rayinfer.access.key_file import KeyFile
 from rayinfer.access.usage import day_of
+from rayinfer.access.usage_log import UsageLog, usage_log_path
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.kserve.example_models import example_models
 from rayinfer.servers.kserve.grpc import inference_pb2 as pb
@@ -196,3 +197,12 @@ async def test_usage_of_calls_and_streams_is_counted(stub, keys, generator):
     [row] = (await keys.access.usage(day_of(), None)).rows
     assert (row.key.model, row.usage.requests, row.usage.output_tokens) == (TINY, 3, 9)
     assert {request.tenant for request in generator.requests} == {"alice"}
+
+
+async def test_a_key_is_used_by_any_call_that_carries_it(stub, keys):
+    alice, _ = await keys.new("alice"), await keys.new("bob")
+    await stub.ServerMetadata(pb.ServerMetadataRequest(), metadata=alice)
+    await keys.access.synchronize()
+    log = UsageLog(usage_log_path(keys.file.path))
+    assert log.last_used_s().keys() == {key.key_id for key in keys.file.read() if key.name == "alice"}
+    log.close()
