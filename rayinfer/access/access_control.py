@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from rayinfer.access.api_key import ApiKey, parse_key
 from rayinfer.access.authenticator import Authenticator
@@ -12,7 +12,7 @@ from rayinfer.access.caller import Caller
 from rayinfer.access.generation_usage import EngineClock, EngineLoad, GenerationUsage
 from rayinfer.access.key_table import KeyTable
 from rayinfer.access.owner_messages import NamedUsage, OwnerUpdate, RouterReport, SharedState
-from rayinfer.access.rate_limits import RateLimits
+from rayinfer.access.rate_limits import Holding, RateLimits, RequestSize
 from rayinfer.access.usage import Usage, UsageKey, UsageRow, UsageSums, day_of
 from rayinfer.errors import Unavailable
 
@@ -48,7 +48,7 @@ class AccessControl:
         self._on_keys = on_keys
         self._clock = clock
         self._clocks: dict[str, EngineClock] = {}  # by model
-        self.running: set[GenerationUsage] = set()  # in flight
+        self.running: dict[GenerationUsage, Holding] = {}  # in flight
         self._sums = UsageSums()
         self._sequence = 0
         self._batch: Sequence[UsageRow] = ()  # sent, and not yet acknowledged
@@ -57,21 +57,39 @@ class AccessControl:
         self._synced_s, self._is_away = clock(), False
 
     @contextmanager
-    def admit(self, caller: Caller, model: str, prompts: Sequence[Sequence[int]]) -> Iterator[GenerationUsage]:
-        """Count a generation while it runs; raises RateLimited or QuotaExceeded at its begin."""
-        num_prompt_tokens = sum(map(len, prompts))
-        held = nullcontext() if caller.key is None else self.limits.admit_generation(caller.key, num_prompt_tokens)
-        with held:
+    def admit(
+        self,
+        caller: Caller,
+        model: str,
+        prompts: Sequence[Sequence[int]],
+        *,
+        num_choices: int = 1,
+        max_tokens: int = 0,
+    ) -> Iterator[GenerationUsage]:
+        """Count a generation while it runs; raises RateLimited or QuotaExceeded at its begin.
+
+        `max_tokens` are those of each choice that are reserved; 0 where the length is not known.
+        """
+        num_sequences = num_choices * len(prompts)
+        size = RequestSize(num_sequences, sum(map(len, prompts)), num_sequences * max_tokens)
+        with self._holding(caller, size) as holding:
             engines = self._clocks.get(model)
             if engines is None:
                 engines = self._clocks[model] = EngineClock(self._clock)
             usage = GenerationUsage(caller.key_id, model, prompts, engines)
-            self.running.add(usage)
+            self.running[usage] = holding
             try:
                 yield usage
             finally:
-                self.running.discard(usage)
+                del self.running[usage]
                 self._count(usage, usage.end(), day_of())
+
+    @contextmanager
+    def admit_inference(self, caller: Caller, model: str) -> Iterator[None]:
+        """Count an inference without tokens, on a model that needs no engine; raises RateLimited at its begin."""
+        with self._holding(caller, RequestSize()):
+            self._sums.add(UsageKey(day_of(), caller.key_id, model), Usage(requests=1))
+            yield
 
     async def usage(self, first_day: str, key_id: str | None) -> NamedUsage:
         """Return the usage since a day, of one key or of all; raises Unavailable while the owner is away."""
@@ -162,12 +180,17 @@ class AccessControl:
                 engines.read()
                 engines.load = self._engine_load(model)
         day = day_of()
-        for usage in self.running:
-            self._count(usage, usage.take_new(), day)
+        for usage, holding in self.running.items():
+            new = usage.take_new()
+            self._count(usage, new, day)
+            holding.use(new.output_tokens)
 
     def _count(self, usage: GenerationUsage, new: Usage, day: str) -> None:
         self._sums.add(UsageKey(day, usage.key_id, usage.model), new)
         self.limits.count_output(usage.key_id, new.output_tokens)
+
+    def _holding(self, caller: Caller, size: RequestSize) -> AbstractContextManager[Holding]:
+        return nullcontext(Holding()) if caller.key is None else self.limits.admit_generation(caller.key, size)
 
     def _key_of(self, key_id: str) -> ApiKey | None:
         keys = self.authenticator.keys

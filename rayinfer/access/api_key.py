@@ -35,8 +35,12 @@ class KeyLimits(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     requests_per_minute: int | None = Field(default=None, ge=1, description="requests a minute")
-    tokens_per_minute: int | None = Field(default=None, ge=1, description="tokens of prompts and answers a minute")
-    concurrent_requests: int | None = Field(default=None, ge=1, description="requests at the same time")
+    tokens_per_minute: int | None = Field(
+        default=None, ge=1, description="tokens of prompts and answers a minute, of these max_tokens from the begin"
+    )
+    concurrent_requests: int | None = Field(
+        default=None, ge=1, description="sequences (prompts times n) at the same time"
+    )
     max_context: int | None = Field(default=None, ge=2, description="tokens of a prompt and its answer together")
     max_tokens: int | None = Field(default=None, ge=1, description="tokens of one answer")
     output_tokens_per_day: int | None = Field(default=None, ge=1, description="tokens of answers a day (UTC)")

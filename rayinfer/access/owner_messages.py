@@ -8,14 +8,15 @@ from rayinfer.access.usage import UsageRow
 
 
 class KeyTotals(NamedTuple):
-    """Counts of a router for a key since the router's start, and the key's generations that run there.
+    """Counts of a router for a key since the router's start, and what the key's requests that run there hold.
 
     Totals may be sent again and be late without harm, and an owner that comes back needs no earlier ones.
     """
 
     requests: int = 0
     tokens: int = 0
-    num_running: int = 0
+    num_running: int = 0  # sequences
+    reserved_tokens: int = 0  # for answers that are not generated yet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -39,8 +39,12 @@ def new(
     ] = None,
     model: Annotated[list[str] | None, typer.Option(help="a model it may use; may be repeated (default: all)")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(help="requests a minute")] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(help="tokens of prompts and answers a minute")] = None,
-    concurrent_requests: Annotated[int | None, typer.Option(help="requests at the same time")] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(help="tokens of prompts and answers a minute, of these max_tokens from the begin")
+    ] = None,
+    concurrent_requests: Annotated[
+        int | None, typer.Option(help="sequences (prompts times n) at the same time")
+    ] = None,
     max_context: Annotated[int | None, typer.Option(help="tokens of a prompt and its answer together")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="tokens of one answer")] = None,
     output_tokens_per_day: Annotated[int | None, typer.Option(help="tokens of answers a day (UTC)")] = None,

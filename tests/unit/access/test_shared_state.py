@@ -1,6 +1,7 @@
 """Several routers and the owner of what they share."""
 
 import asyncio
+import contextlib
 import time
 
 import pytest
@@ -269,3 +270,81 @@ async def test_any_call_with_a_key_is_its_last_use_and_many_are_written_once(key
     shared.restart()
     await sync(*routers)
     assert shared.owner.usage_log.last_used_s() == last_used_s
+
+
+async def test_sequences_count_at_the_same_time_in_all_routers(key_file, shared, routers):
+    secret = key_file.create("alice", limits=KeyLimits(concurrent_requests=4))
+    one, two = routers
+    await sync(one, two)
+    caller = ask(one, secret)
+    with one.admit(caller, "tiny", [PROMPT], num_choices=3):
+        await sync(one, two)
+        for router in routers:
+            with pytest.raises(RateLimited), router.admit(caller, "tiny", [PROMPT, PROMPT]):
+                pass
+            with router.admit(caller, "tiny", [PROMPT]):
+                pass
+    await sync(one, two)
+    with two.admit(caller, "tiny", [PROMPT, PROMPT], num_choices=2):
+        pass
+
+
+def left(router, caller):
+    return int(dict(router.limits.headers(caller.key))[b"x-ratelimit-remaining-tokens"])
+
+
+@pytest.mark.parametrize("ends_by", ["itself", "error", "abort"])
+async def test_tokens_are_reserved_for_answers_and_given_back(key_file, shared, routers, ends_by):
+    secret = key_file.create("alice", limits=KeyLimits(tokens_per_minute=100))
+    one, two = routers
+    await sync(one, two)
+    caller = ask(one, secret)
+    ends = {"itself": None, "error": RuntimeError("broken"), "abort": asyncio.CancelledError()}
+    with (
+        contextlib.suppress(RuntimeError, asyncio.CancelledError),
+        one.admit(caller, "tiny", [PROMPT], num_choices=2, max_tokens=40) as usage,
+    ):
+        await sync(one, two)
+        assert [left(router, caller) for router in routers] == [16, 16]  # 100 - 4 of the prompt - 2 x 40
+        for router in routers:
+            with pytest.raises(RateLimited), router.admit(caller, "tiny", [PROMPT], max_tokens=13):
+                pass
+            with router.admit(caller, "tiny", [PROMPT], max_tokens=1):
+                pass
+        usage.add(0, output(10))
+        await sync(one, two)
+        assert [left(router, caller) for router in routers] == [8, 8]  # another 8 for two prompts, none for tokens
+        if (end := ends[ends_by]) is not None:
+            raise end
+    await sync(one, two)
+    assert [left(router, caller) for router in routers] == [78, 78]
+    with two.admit(caller, "tiny", [PROMPT], max_tokens=74):
+        pass
+
+
+async def test_a_router_that_dies_takes_its_reservations_with_it(key_file, shared, routers, clock):
+    secret = key_file.create("alice", limits=KeyLimits(tokens_per_minute=100))
+    one, two = routers
+    await sync(one, two)
+    caller = ask(one, secret)
+    with one.admit(caller, "tiny", [PROMPT], max_tokens=90):
+        await sync(one, two)
+        assert left(two, caller) == 6
+        clock.now_s += 6
+        await sync(two)
+        assert left(two, caller) == 100  # four of the prompt came back meanwhile
+
+
+async def test_a_request_beyond_the_whole_bucket_needs_a_full_one(key_file, shared, routers):
+    secret = key_file.create("alice", limits=KeyLimits(tokens_per_minute=100))
+    one = routers[0]
+    await sync(one)
+    caller = ask(one, secret)
+    with one.admit(caller, "tiny", [PROMPT], max_tokens=5000):
+        assert left(one, caller) == 0
+        with pytest.raises(RateLimited) as limited, one.admit(caller, "tiny", [PROMPT]):
+            pass
+        assert limited.value.retry_after_s <= 60
+    assert left(one, caller) == 96
+    with pytest.raises(RateLimited), one.admit(caller, "tiny", [PROMPT], max_tokens=5000):
+        pass
