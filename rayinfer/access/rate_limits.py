@@ -50,7 +50,7 @@ class TokenBucket:
 
 @dataclass(frozen=True, slots=True)
 class RequestSize:
-    """What a request takes of its key's limits: known for prompts, at most for answers."""
+    """Size of a request, as the limits of its key count it: known for prompts, at most for answers."""
 
     num_sequences: int = 1  # prompts times choices
     prompt_tokens: int = 0

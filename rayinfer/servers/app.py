@@ -54,6 +54,7 @@ from rayinfer.servers.tgi.routes import TGI_GENERATION_PATHS, add_tgi_routes
 from rayinfer.servers.traces import add_trace_routes
 from rayinfer.traces.trace_store import TraceStore
 
+NO_PAGES: dict[str, Any] = {"docs_url": None, "redoc_url": None}  # FastAPI's load programs from other sites
 CORS_OPTIONS: dict[str, Any] = {
     "allow_methods": ["GET", "POST"],
     "allow_headers": ["*"],
@@ -94,9 +95,7 @@ def build_app(
     place of one over `models`, and may have tensor models. With `access`, all but `open_paths.py` needs a key. Web
     pages of `cors_origins` may use the service.
     """
-    # Without FastAPI's pages of the document, which load programs from other sites.
-    title, version = "rayinfer", installed_version("rayinfer")
-    app = FastAPI(title=title, version=version, redirect_slashes=False, docs_url=None, redoc_url=None)
+    app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False, **NO_PAGES)
     trust_tenant_header(app, trusts_tenant_header)
     bounds = RequestBounds(max_body_bytes=max_body_bytes)
     paths = [*generation_paths(), *TGI_GENERATION_PATHS, API]

@@ -155,7 +155,7 @@ def _prefers_html(accept: str) -> bool:
 
 
 def _page(models: Iterable[str] | None, root_path: str) -> str:
-    """Write the page, with these models; with None for callers who may see nothing."""
+    """Write the page, with these models; with None for callers that may see none."""
     root = escape(root_path)
     if models is None:
         return _PAGE.format(content=_FOR_STRANGERS, root=root, links="")

@@ -231,10 +231,11 @@ async def test_a_key_is_used_by_any_call_that_carries_it(stub, keys):
 
 
 def tensor(model, **parameters):
-    message = pb.ModelInferRequest(model_name=model)
+    message = pb.ModelInferRequest(
+        model_name=model,
+        parameters={name: pb.InferParameter(int64_param=value) for name, value in parameters.items()},
+    )
     message.inputs.add(name="IN", datatype="INT32", shape=[1]).contents.int_contents.append(7)
-    for name, value in parameters.items():
-        message.parameters[name].int64_param = value
     return message
 
 
