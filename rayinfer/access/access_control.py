@@ -37,15 +37,18 @@ class AccessControl:
         *,
         engine_load: Callable[[str], EngineLoad] = lambda _: EngineLoad(1, 0),
         on_keys: Callable[[KeyTable], None] = lambda _: None,
+        on_key_error: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = RateLimits(self._key_of, clock)
         self.authenticator = Authenticator(self.limits)
         self.is_loaded = asyncio.Event()
+        self.key_error = ""  # what is wrong with the key file, while the last keys apply
         self._router = router
         self._shared = shared
         self._engine_load = engine_load
         self._on_keys = on_keys
+        self._on_key_error = on_key_error
         self._clock = clock
         self._clocks: dict[str, EngineClock] = {}  # by model
         self.running: dict[GenerationUsage, Holding] = {}  # in flight
@@ -143,6 +146,11 @@ class AccessControl:
         self._apply_totals(update)
 
     async def _apply_keys(self, update: OwnerUpdate) -> None:
+        if update.key_error != self.key_error:
+            self.key_error = update.key_error
+            self._on_key_error(self.key_error)
+        if not update.has_keys:
+            return
         keys = self.authenticator.keys
         if keys is None or update.keys_revision != self._revision:
             # Thousands of keys take a while to read; tokens of streams should not wait for it.

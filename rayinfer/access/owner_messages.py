@@ -40,6 +40,8 @@ class OwnerUpdate:
     owner: str  # another name after each start
     seen: int
     keys_revision: str
+    has_keys: bool = True  # False where the owner has found no valid key file since its start
+    key_error: str = ""  # what is wrong with the key file, while the last keys apply
     has_all_keys: bool = False  # whether the added ones are all there are
     added_keys: Sequence[str] = ()  # lines of the key file; those with a known id replace theirs
     removed_keys: Sequence[str] = ()  # ids

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rayinfer.config import default_key_file, environment_api_keys
+from rayinfer.errors import ConfigError
 
 ACCESS_PANEL = "Access"
 ACCESS_PARAMETER = "access_settings"
@@ -89,5 +90,10 @@ def _key_file(given: Path | None) -> str | None:
     from rayinfer.access.key_file import KeyFile
 
     environment_keys(environment_api_keys())
-    KeyFile(path).read()
+    keys = KeyFile(path)
+    if given is not None and not keys.stamp():
+        raise ConfigError(f"the key file {path} is not there: make it with `rayinfer keys new NAME --file {path}`")
+    keys.read()
+    if warning := keys.warning():
+        typer.echo(f"warning: {warning}", err=True)
     return _absolute(path)

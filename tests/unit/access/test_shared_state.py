@@ -6,9 +6,10 @@ import time
 
 import pytest
 
+from rayinfer.access.access_control import AccessControl
 from rayinfer.access.api_key import KeyLimits
 from rayinfer.access.usage import day_of
-from rayinfer.errors import AuthenticationFailed, QuotaExceeded, RateLimited
+from rayinfer.errors import AuthenticationFailed, NotReady, QuotaExceeded, RateLimited
 from rayinfer.outputs import CompletionOutput, RequestOutput
 
 PROMPT = [1, 2, 3, 4]
@@ -346,3 +347,43 @@ async def test_a_request_beyond_the_whole_bucket_needs_a_full_one(key_file, shar
     assert left(one, caller) == 96
     with pytest.raises(RateLimited), one.admit(caller, "tiny", [PROMPT], max_tokens=5000):
         pass
+
+
+@pytest.mark.parametrize("damage", ["not json\n", None])
+async def test_a_damaged_key_file_is_reported_until_it_is_mended(key_file, shared, clock, damage):
+    seen = []
+    router = AccessControl("one", shared, clock=clock, on_key_error=seen.append)
+    secret = key_file.create("alice")
+    await sync(router)
+    assert (router.key_error, seen) == ("", [])
+    content = key_file.path.read_text()
+    key_file.path.unlink() if damage is None else key_file.path.write_text(content + damage)
+    for _ in range(2):
+        await sync(router)
+    assert ("is gone" if damage is None else f"{key_file.path}, line 2: ") in router.key_error
+    assert len(seen) == 1
+    key_file.path.write_text(content)
+    await sync(router)
+    assert (router.key_error, seen[1:]) == ("", [""])
+    assert ask(router, secret).tenant == "alice"
+
+
+async def test_an_owner_that_starts_with_a_damaged_file_takes_no_keys_away(key_file, shared, routers):
+    secret = key_file.create("alice")
+    one, two = routers
+    await one.synchronize()
+    content = key_file.path.read_text()
+    key_file.path.write_text("not json\n")
+    shared.restart()
+    await sync(one, two)
+    assert ask(one, secret).tenant == "alice"
+    assert not two.is_loaded.is_set()
+    with pytest.raises(NotReady):
+        ask(two, secret)
+    assert "line 1" in one.key_error
+    assert "line 1" in two.key_error
+    key_file.path.write_text(content)
+    key_file.revoke("alice")
+    secret = key_file.create("bob")
+    await sync(one, two)
+    assert [ask(router, secret).tenant for router in routers] == ["bob", "bob"]

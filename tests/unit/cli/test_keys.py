@@ -1,12 +1,18 @@
+import io
 import json
 
 import pytest
+import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from rayinfer.access.key_file import KeyFile
 from rayinfer.access.usage import Usage, UsageKey, UsageRow, day_of
 from rayinfer.access.usage_log import UsageLog, usage_log_path
 from rayinfer_deployments.cli import build_application
+from rayinfer_deployments.cli.access_options import with_access_options
+from rayinfer_deployments.cli.failures import in_one_line
+from rayinfer_deployments.cli.terminal import KeyFileReports
 
 
 @pytest.fixture
@@ -78,3 +84,64 @@ def test_usage_is_shown_by_name_and_day(run, tmp_path):
     assert (row["key"], row["requests"], row["cached_tokens"], row["cost"]) == ("alice", 2, 10, 2.0)
     assert "alice  tiny  requests 2  tokens in 30 (cached 10), out 4" in run("usage").stdout
     assert json.loads(run("keys", "list", "--json").stdout)[0]["last_used_s"] is not None
+
+
+@pytest.fixture
+def serve(run):
+    """A command with the options of `serve` that concern access, which only says which key file it got."""
+
+    @in_one_line
+    @with_access_options
+    def serve(access_settings: dict[str, object] = {}) -> None:  # noqa: B006 - as in `serve`
+        typer.echo(access_settings["api_keys"])
+
+    application = typer.Typer()
+    application.command()(serve)
+    return lambda *arguments: CliRunner().invoke(application, [str(argument) for argument in arguments])
+
+
+def test_a_service_does_not_start_with_a_key_file_that_is_missing_or_damaged(run, serve, tmp_path):
+    missing, damaged = tmp_path / "missing.jsonl", tmp_path / "api-keys.jsonl"
+    failed = serve("--api-keys", missing)
+    assert (failed.exit_code, failed.stderr.splitlines()) == (
+        1,
+        [f"error: the key file {missing} is not there: make it with `rayinfer keys new NAME --file {missing}`"],
+    )
+    run("keys", "new", "alice")
+    with damaged.open("a") as file:
+        file.write('{"key_id": "b", "name": "b", "tenant": "b", "sha256": "00"}\n')
+    for options in ([], ["--api-keys", damaged]):
+        failed = serve(*options)
+        assert failed.exit_code == 1
+        assert failed.stderr.startswith(f"error: {damaged}, line 2: sha256: ")
+        assert len(failed.stderr.splitlines()) == 1
+    failed = serve("--api-keys", tmp_path)
+    assert (failed.exit_code, "cannot read the keys" in failed.stderr) == (1, True)
+
+
+def test_a_key_file_that_others_may_read_brings_a_warning(run, serve, tmp_path):
+    run("keys", "new", "alice")
+    path = tmp_path / "api-keys.jsonl"
+    assert serve().stderr == ""
+    path.chmod(0o644)
+    started = serve()
+    assert (started.exit_code, started.stdout.strip()) == (0, str(path))
+    assert started.stderr == f"warning: the key file {path} is open to other users (mode 644): run chmod 600 {path}\n"
+
+
+def test_the_terminal_says_when_the_key_file_is_damaged_and_mended(run, tmp_path):
+    run("keys", "new", "alice")
+    path, terminal = tmp_path / "api-keys.jsonl", io.StringIO()
+    content, reports = path.read_text(), KeyFileReports(path, Console(file=terminal))
+    reports.check()
+    assert terminal.getvalue() == ""
+    path.write_text(content + "{}\n")
+    for _ in range(2):
+        reports.check()
+    (line,) = terminal.getvalue().splitlines()
+    assert line.startswith(f"error: {path}, line 2: key_id: Field required")
+    assert line.endswith("; the last API keys apply until it is mended")
+    path.write_text(content)
+    for _ in range(2):
+        reports.check()
+    assert terminal.getvalue().splitlines()[1:] == ["the API keys are valid again"]

@@ -116,6 +116,9 @@ def _show_summary(console: "Console", service: dict[str, Any]) -> None:
         console.print(f"{name}: {reason}", style="red", markup=False, soft_wrap=True)
     if service["reason"]:
         console.print(service["reason"], style="red", markup=False, soft_wrap=True)
+    for error in dict.fromkeys(router.get("key_error") for router in service["routers"]):
+        if error:
+            console.print(f"the last API keys apply: {error}", style="red", markup=False, soft_wrap=True)
 
 
 def _show_engines(console: "Console", service: dict[str, Any]) -> None:

@@ -91,3 +91,14 @@ def test_a_service_with_keys_says_why_it_is_not_ready_on_its_own_machine(port):
         done = run("--port", port)
         server.shutdown()
     assert "m: its engine is loading" in done.stdout
+
+
+async def damaged():
+    return (await loading()) | {"routers": [{"name": name, "key_error": "keys, line 2", "models": []} for name in "ab"]}
+
+
+def test_a_damaged_key_file_is_in_the_status(port):
+    with ControlSocket(control_socket_path(port), {"status": damaged}):
+        assert run("--port", port).stdout.count("the last API keys apply: keys, line 2") == 1
+        (service,) = json.loads(run("--json").stdout)
+    assert [router["key_error"] for router in service["routers"]] == ["keys, line 2"] * 2
