@@ -8,10 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from rayinfer.config import default_key_file
+from rayinfer.errors import ConfigError
 from rayinfer_deployments.cli.failures import in_one_line
 
 KeyFileOption = Annotated[
-    Path | None, typer.Option("--file", help="file of keys (default: api-keys.jsonl in the cache folder)")
+    Path | None,
+    typer.Option(
+        "--file", help="file of keys (default: that of the running service, else api-keys.jsonl in the cache folder)"
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="for scripts")]
 
@@ -26,6 +30,21 @@ def build_application() -> typer.Typer:
     application.command("list")(list_keys)
     application.command("revoke")(revoke)
     return application
+
+
+def chosen_key_file(given: Path | None) -> Path:
+    """Return the file of keys: the one given, that of the services that run here, or the default.
+
+    Raises ConfigError where running services have different ones.
+    """
+    if given is not None:
+        return given
+    from rayinfer_deployments.cluster.service_record import find_services
+
+    found = sorted({record.key_file for record in find_services() if record.key_file is not None})
+    if len(found) > 1:
+        raise ConfigError(f"the running services have different key files: choose one with --file ({', '.join(found)})")
+    return Path(found[0]) if found else default_key_file()
 
 
 @in_one_line
@@ -66,12 +85,15 @@ def new(
         least_urgent=least_urgent,
         models=tuple(model) if model else None,
     )
-    keys = KeyFile(file or default_key_file())
+    path = chosen_key_file(file)
+    keys = KeyFile(path)
     is_first = not keys.stamp()
     typer.echo(keys.create(name, tenant=tenant, weight=weight, scopes=scopes_of(scope or ["infer"]), limits=limits))
     if is_first:
         option = f" with --api-keys {file}" if file else ""
-        typer.echo(f"made {keys.path}: services that are started{option} from now on ask for keys", err=True)
+        typer.echo(f"made {path}: services that are started{option} from now on ask for keys", err=True)
+    else:
+        typer.echo(f"added to {path}", err=True)
 
 
 @in_one_line
@@ -80,7 +102,7 @@ def list_keys(file: KeyFileOption = None, as_json: JsonOption = False) -> None:
     from rayinfer.access.key_file import KeyFile
     from rayinfer.access.usage_log import UsageLog, usage_log_path
 
-    path = file or default_key_file()
+    path = chosen_key_file(file)
     keys, log_path = KeyFile(path).read(), usage_log_path(path)
     last_used = UsageLog(log_path).last_used_s() if log_path.exists() else {}
     rows: list[dict[str, Any]] = [
@@ -88,6 +110,7 @@ def list_keys(file: KeyFileOption = None, as_json: JsonOption = False) -> None:
     ]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
+        typer.echo(f"{len(rows)} keys in {path}", err=True)
         return
     for row in rows:
         limits = {name: value for name, value in row["limits"].items() if value not in (None, -10, 10)}
@@ -109,8 +132,9 @@ def revoke(
     """Revoke a key; running services refuse it within a second, and its open streams continue."""
     from rayinfer.access.key_file import KeyFile
 
-    revoked = KeyFile(file or default_key_file()).revoke(key)
-    typer.echo(f"revoked {revoked.name} ({revoked.key_id})")
+    path = chosen_key_file(file)
+    revoked = KeyFile(path).revoke(key)
+    typer.echo(f"revoked {revoked.name} ({revoked.key_id}) in {path}")
 
 
 def _when(time_s: float | None) -> str:

@@ -262,6 +262,7 @@ def _recorded(service: Service, cluster: "Cluster") -> AbstractContextManager[ob
         owns_ray=cluster.owns_ray,
         application=APPLICATION,
         has_tls=service.has_tls,
+        key_file=service.options.get("api_keys"),
     )
 
 

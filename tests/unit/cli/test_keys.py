@@ -1,3 +1,4 @@
+import contextlib
 import io
 import json
 
@@ -13,6 +14,7 @@ from rayinfer_deployments.cli import build_application
 from rayinfer_deployments.cli.access_options import with_access_options
 from rayinfer_deployments.cli.failures import in_one_line
 from rayinfer_deployments.cli.terminal import KeyFileReports
+from rayinfer_deployments.cluster.service_record import recorded
 
 
 @pytest.fixture
@@ -145,3 +147,42 @@ def test_the_terminal_says_when_the_key_file_is_damaged_and_mended(run, tmp_path
     for _ in range(2):
         reports.check()
     assert terminal.getvalue().splitlines()[1:] == ["the API keys are valid again"]
+
+
+@contextlib.contextmanager
+def running(port, key_file):
+    with recorded(
+        host="127.0.0.1",
+        port=port,
+        models=["m"],
+        ray_address="ray:1",
+        owns_ray=True,
+        application="rayinfer",
+        key_file=None if key_file is None else str(key_file),
+    ):
+        yield
+
+
+def test_keys_and_usage_are_those_of_the_running_service(run, tmp_path):
+    default, own = tmp_path / "api-keys.jsonl", tmp_path / "own" / "keys.jsonl"
+    assert f"made {default}" in run("keys", "new", "alice").stderr
+    assert f"made {own}" in run("keys", "new", "bob", "--file", str(own)).stderr
+    log = UsageLog(usage_log_path(own))
+    log.record("router", 1, [UsageRow(UsageKey(day_of(), KeyFile(own).read()[0].key_id, "tiny"), Usage(2))])
+    log.close()
+    with running(8000, own), running(8001, None):
+        assert f"added to {own}" in run("keys", "new", "carol").stderr
+        assert f"2 keys in {own}" in run("keys", "list").stdout
+        listed = run("keys", "list", "--json")
+        assert ([row["name"] for row in json.loads(listed.stdout)], str(own) in listed.stderr) == (
+            ["bob", "carol"],
+            True,
+        )
+        assert str(usage_log_path(own)) in run("usage").stdout
+        assert (json.loads(run("usage", "--json").stdout)[0]["key"], run("usage", "--json").exit_code) == ("bob", 0)
+        assert str(own) in run("keys", "revoke", "carol").stdout
+        assert f"1 keys in {default}" in run("keys", "list", "--file", str(default)).stdout
+        with running(8002, default):
+            failed = run("keys", "list")
+            assert (failed.exit_code, "--file" in failed.stderr, str(own) in failed.stderr) == (1, True, True)
+    assert f"1 keys in {default}" in run("keys", "list").stdout
