@@ -25,8 +25,8 @@ OPTIONS: dict[str, Any] = {
     "api_keys": Annotated[
         Path | None,
         _option(
-            "file of keys, which `rayinfer keys` writes; without one the service is open "
-            "(default: api-keys.jsonl in the cache folder, if it is there, or RAYINFER_API_KEYS is set)"
+            "file of keys, which `rayinfer keys new` makes, beside which usage is recorded (default: api-keys.jsonl in "
+            "the cache folder, if it is there); without it and RAYINFER_API_KEYS the service is open to all"
         ),
     ],
     "price_per_engine_hour": Annotated[float | None, _option("price by which /v1/usage shows the cost", min=0.0)],
@@ -34,8 +34,12 @@ OPTIONS: dict[str, Any] = {
     "otlp_traces_endpoint": Annotated[
         str | None, _option("URL that gets a span of each generation by OTLP over HTTP; needs the extra otel")
     ],
-    "cors_origin": Annotated[list[str] | None, _option("origin of web pages that may use it; may be repeated")],
-    "tls_cert": Annotated[Path | None, _option("certificate (PEM), loaded again when it changes")],
+    "cors_origin": Annotated[
+        list[str] | None, _option("origin of web pages that may use the service, * for all; may be repeated")
+    ],
+    "tls_cert": Annotated[
+        Path | None, _option("certificate (PEM) for HTTP and gRPC, with --tls-key; loaded again when it changes")
+    ],
     "tls_key": Annotated[Path | None, _option("key of the certificate (PEM)")],
     "tls_client_ca": Annotated[Path | None, _option("ask clients for certificates of these authorities (PEM)")],
 }

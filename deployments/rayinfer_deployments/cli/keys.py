@@ -17,13 +17,13 @@ KeyFileOption = Annotated[
         "--file", help="file of keys (default: that of the running service, else api-keys.jsonl in the cache folder)"
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="for scripts")]
+JsonOption = Annotated[bool, typer.Option("--json", help="print a list of objects, for scripts")]
 
 
 def build_application() -> typer.Typer:
     """Put the commands together."""
     application = typer.Typer(
-        help="API keys: a service with a key file answers no client without one.",
+        help="Make, list and revoke API keys: a service with a key file answers no client without a key.",
         no_args_is_help=True,
     )
     application.command("new")(new)
@@ -51,13 +51,18 @@ def chosen_key_file(given: Path | None) -> Path:
 def new(
     name: Annotated[str, typer.Argument(help="name of the key, in lists and usage")],
     file: KeyFileOption = None,
-    tenant: Annotated[str | None, typer.Option(help="whose share and prefix cache it uses (default: NAME)")] = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="tenant whose share and prefix cache it uses (default: NAME)")
+    ] = None,
     weight: Annotated[float, typer.Option(help="the tenant's share of the tokens under overload")] = 1.0,
     scope: Annotated[
-        list[str] | None, typer.Option(help="infer, metrics or operate; may be repeated (default: infer)")
+        list[str] | None,
+        typer.Option(
+            help="infer, metrics (read /metrics) or operate (control engines); may be repeated (default: infer)"
+        ),
     ] = None,
     model: Annotated[list[str] | None, typer.Option(help="a model it may use; may be repeated (default: all)")] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(help="requests a minute")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(help="HTTP requests and gRPC calls a minute")] = None,
     tokens_per_minute: Annotated[
         int | None, typer.Option(help="tokens of prompts and answers a minute, of these max_tokens from the begin")
     ] = None,
@@ -67,8 +72,8 @@ def new(
     max_context: Annotated[int | None, typer.Option(help="tokens of a prompt and its answer together")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="tokens of one answer")] = None,
     output_tokens_per_day: Annotated[int | None, typer.Option(help="tokens of answers a day (UTC)")] = None,
-    most_urgent: Annotated[int, typer.Option(help="lowest priority number")] = -10,
-    least_urgent: Annotated[int, typer.Option(help="highest priority number")] = 10,
+    most_urgent: Annotated[int, typer.Option(help="lowest priority number it may set: lower is more urgent")] = -10,
+    least_urgent: Annotated[int, typer.Option(help="highest priority number it may set")] = 10,
 ) -> None:
     """Make a key and print its secret, which is stored nowhere; running services know it within a second."""
     from rayinfer.access.api_key import key_limits, scopes_of

@@ -13,9 +13,9 @@ from rayinfer_deployments.cli.keys import KeyFileOption, chosen_key_file
 @in_one_line
 def usage(
     file: KeyFileOption = None,
-    days: Annotated[int, typer.Option(min=1, max=3660, help="how many days, with today")] = 30,
+    days: Annotated[int, typer.Option(min=1, max=3660, help="number of days, today included")] = 30,
     price_per_engine_hour: Annotated[float, typer.Option(min=0.0, help="price by which the cost is shown")] = 0.0,
-    as_json: Annotated[bool, typer.Option("--json", help="for scripts: a list of objects")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print a list of objects, for scripts")] = False,
 ) -> None:
     """Show requests, tokens and engines' time of each key and day (UTC), whether or not a service runs."""
     from rayinfer.access.key_file import KeyFile

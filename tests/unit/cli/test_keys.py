@@ -186,3 +186,11 @@ def test_keys_and_usage_are_those_of_the_running_service(run, tmp_path):
             failed = run("keys", "list")
             assert (failed.exit_code, "--file" in failed.stderr, str(own) in failed.stderr) == (1, True, True)
     assert f"1 keys in {default}" in run("keys", "list").stdout
+
+
+def test_the_help_names_every_protocol_and_says_where_keys_are_looked_for(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    for protocol in ("OpenAI", "TGI", "KServe v1 and v2", "Megatron", "gRPC"):
+        assert protocol in run("serve", "--help").stdout
+    for command in (("keys", "list"), ("usage",)):
+        assert "default: that of the running service" in run(*command, "--help").stdout
