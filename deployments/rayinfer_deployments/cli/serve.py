@@ -131,10 +131,7 @@ def serve(
     access_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_access_options
     engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
 ) -> None:
-    """Serve models over HTTP (OpenAI, TGI, KServe v1 and v2, Megatron) and gRPC (KServe v2) until Ctrl-C.
-
-    Every path is in /openapi.json. The engine options hold for all models.
-    """
+    """Serve models over HTTP (OpenAI, TGI, KServe v1 and v2, Megatron) and gRPC (KServe v2) until Ctrl-C."""
     interrupt_on_signals()
     service = Service(
         models=_named_models(model or [DEFAULT_MODEL], name),

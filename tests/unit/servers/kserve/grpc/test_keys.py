@@ -231,12 +231,12 @@ async def test_a_key_is_used_by_any_call_that_carries_it(stub, keys):
 
 
 def tensor(model, **parameters):
-    message = pb.ModelInferRequest(
+    contents = pb.InferTensorContents(int_contents=[7])
+    return pb.ModelInferRequest(
         model_name=model,
         parameters={name: pb.InferParameter(int64_param=value) for name, value in parameters.items()},
+        inputs=[pb.ModelInferRequest.InferInputTensor(name="IN", datatype="INT32", shape=[1], contents=contents)],
     )
-    message.inputs.add(name="IN", datatype="INT32", shape=[1]).contents.int_contents.append(7)
-    return message
 
 
 async def test_tensor_models_take_a_keys_places_and_are_in_its_usage(stub, keys, slow):
