@@ -24,7 +24,7 @@ from rayinfer.metrics.service_metrics import CONTENT_TYPE, ServiceMetrics
 from rayinfer.servers.access.access_log import AccessLog
 from rayinfer.servers.access.middleware import AccessMiddleware
 from rayinfer.servers.access.usage import add_usage_routes
-from rayinfer.servers.caller import trust_tenant_header
+from rayinfer.servers.caller import recognized_caller, trust_tenant_header
 from rayinfer.servers.engine_control import add_engine_control_routes
 from rayinfer.servers.error_formats import error_format_of
 from rayinfer.servers.error_responses import error_kind, error_response, json_response, refusal_reason, status_response
@@ -54,6 +54,7 @@ from rayinfer.servers.tgi.routes import TGI_GENERATION_PATHS, add_tgi_routes
 from rayinfer.servers.traces import add_trace_routes
 from rayinfer.traces.trace_store import TraceStore
 
+NO_PAGES: dict[str, Any] = {"docs_url": None, "redoc_url": None}  # FastAPI's load programs from other sites
 CORS_OPTIONS: dict[str, Any] = {
     "allow_methods": ["GET", "POST"],
     "allow_headers": ["*"],
@@ -94,7 +95,7 @@ def build_app(
     place of one over `models`, and may have tensor models. With `access`, all but `open_paths.py` needs a key. Web
     pages of `cors_origins` may use the service.
     """
-    app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False)
+    app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False, **NO_PAGES)
     trust_tenant_header(app, trusts_tenant_header)
     bounds = RequestBounds(max_body_bytes=max_body_bytes)
     paths = [*generation_paths(), *TGI_GENERATION_PATHS, API]
@@ -171,12 +172,15 @@ def _add_service_routes(
         """Report that the process is alive."""
         return Response()
 
-    async def ready() -> Response:
-        """Report whether every model can answer, and if not, why."""
-        reasons = _reasons_not_ready(models)
+    async def ready(request: Request) -> Response:
+        """Report whether every model can answer, and if not, why; without a key where one is needed no reasons."""
+        reasons, caller = _reasons_not_ready(models), recognized_caller(request)
         if not reasons:
             return json_response(b'{"ready": true}')
-        return json_response(json.dumps({"ready": False, "reasons": reasons}).encode(), 503, {"Retry-After": "1"})
+        answer: dict[str, Any] = {"ready": False}
+        if not caller.is_stranger:
+            answer["reasons"] = {name: why for name, why in reasons.items() if caller.may_see(name)}
+        return json_response(json.dumps(answer).encode(), 503, {"Retry-After": "1"})
 
     async def render_metrics() -> Response:
         """Return the metrics of all routers as Prometheus text."""
@@ -187,6 +191,7 @@ def _add_service_routes(
         """Return the version."""
         return json_response(json.dumps({"version": installed_version("rayinfer")}).encode())
 
+    routes: dict[str, Callable[..., Awaitable[Response]]]
     routes = {"/health": health, "/ping": health, "/ready": ready, "/metrics": render_metrics, "/version": version}
     for path, endpoint in routes.items():
         for alias in (path, path + "/"):

@@ -92,6 +92,7 @@ class RouterReport:
     router: str  # its replica's name
     limits: RouterLimits
     models: dict[str, ServiceStatus]
+    key_error: str = ""  # what is wrong with the key file, while the last keys apply
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,6 +186,7 @@ class Router(GrpcIngress):
             router=self._router_id,
             limits=self._limits,
             models={name: model.generator.status() for name, model in self._models.items()},
+            key_error="" if self._access is None else self._access.key_error,
         )
 
     async def metrics_snapshot(self) -> MetricsSnapshot:
@@ -333,7 +335,9 @@ class Router(GrpcIngress):
             RemoteOwner(application, key_file),
             engine_load=lambda model: engine_load(self._models[model].generator),
             on_keys=lambda _: self._apply_limits(),
+            on_key_error=lambda error: self._metrics.set_key_file_valid(not error),
         )
+        self._metrics.set_key_file_valid(True)
         self._follow(access.follow())
         return access
 
