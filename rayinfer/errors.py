@@ -66,6 +66,10 @@ class PermissionDenied(RequestError):
     """A request that its key does not permit."""
 
 
+class UnsupportedContentType(RequestError):
+    """A body that does not call itself JSON, or is encoded in a way that is not read."""
+
+
 class RequestTooLarge(RequestError):
     """A body above the service's limit in bytes."""
 

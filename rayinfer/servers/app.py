@@ -18,6 +18,7 @@ from starlette.types import Scope
 
 from rayinfer.access.access_control import AccessControl
 from rayinfer.access.rate_limits import RATE_LIMIT_HEADERS
+from rayinfer.error_kinds import error_kind
 from rayinfer.errors import InvalidParameter, RayinferError
 from rayinfer.metrics.families import MetricsSnapshot
 from rayinfer.metrics.service_metrics import CONTENT_TYPE, ServiceMetrics
@@ -27,7 +28,7 @@ from rayinfer.servers.access.usage import add_usage_routes
 from rayinfer.servers.caller import trust_tenant_header
 from rayinfer.servers.engine_control import add_engine_control_routes
 from rayinfer.servers.error_formats import error_format_of
-from rayinfer.servers.error_responses import error_kind, error_response, json_response, refusal_reason, status_response
+from rayinfer.servers.error_responses import error_response, json_response, refusal_reason, status_response
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.kserve.inference import InferenceService
 from rayinfer.servers.kserve.repository import ModelRepository

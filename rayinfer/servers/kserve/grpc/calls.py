@@ -10,10 +10,11 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from rayinfer.access.api_key import Scope
+from rayinfer.error_kinds import error_kind
 from rayinfer.errors import InvalidParameter, PermissionDenied, RequestTooLarge, Unavailable
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.servers.caller import Caller, RequestContext
-from rayinfer.servers.error_responses import error_kind, public_error, refusal_reason
+from rayinfer.servers.error_responses import public_error, refusal_reason
 from rayinfer.servers.json_body import LONG_BODY_BYTES
 from rayinfer.servers.kserve.grpc import inference_pb2 as pb
 from rayinfer.servers.kserve.grpc.message_bounds import check_message_bounds
