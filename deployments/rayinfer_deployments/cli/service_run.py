@@ -171,10 +171,9 @@ def _controlled(service: Service, args: "LLMAppArgs", missing: list[str]) -> Abs
     from rayinfer_deployments.cluster.service_record import control_socket_path
     from rayinfer_deployments.operations.control_socket import ControlSocket
     from rayinfer_deployments.operations.service_operations import ServiceOperations
-    from rayinfer_deployments.operations.service_shutdown import ServiceShutdown
 
-    operations = ServiceOperations(APPLICATION, args, missing_settings=missing).by_name()
-    return ControlSocket(control_socket_path(service.port), operations | ServiceShutdown(APPLICATION).by_name())
+    operations = ServiceOperations(APPLICATION, args, missing_settings=missing)
+    return ControlSocket(control_socket_path(service.port), operations.by_name())
 
 
 def _bring_up(service: Service, cluster: "Cluster", prepared: Prepared, phases: Phases) -> None:

@@ -6,10 +6,10 @@ from rayinfer_deployments.operations.control_socket import Operation
 
 
 class ServiceShutdown:
-    """Calls to the routers of one application while it shuts down; those that do not answer are ignored."""
+    """Calls to the routers of an application while it shuts down; those that do not answer are ignored."""
 
-    def __init__(self, application: str) -> None:
-        self._replicas = ApplicationReplicas(application)
+    def __init__(self, replicas: ApplicationReplicas) -> None:
+        self._replicas = replicas
 
     def by_name(self) -> dict[str, Operation]:
         """Return the commands by their names on the control socket."""
