@@ -35,7 +35,8 @@ def end_open_requests(control_socket: Path, grace_s: float, console: Console) ->
     from rayinfer_deployments.operations.control_socket import ask
 
     try:
-        _wait_for_requests(control_socket, grace_s, console)
+        if not _wait_for_requests(control_socket, grace_s, console):
+            return  # the routers have written everything
     except KeyboardInterrupt:
         console.print("ending open requests")
     except RayinferError:
@@ -46,7 +47,8 @@ def end_open_requests(control_socket: Path, grace_s: float, console: Console) ->
         return
 
 
-def _wait_for_requests(control_socket: Path, grace_s: float, console: Console) -> None:
+def _wait_for_requests(control_socket: Path, grace_s: float, console: Console) -> int:
+    """Return how many requests are open at the end of the wait."""
     from rayinfer_deployments.operations.control_socket import ask
 
     num_open = ask(control_socket, "stop_admitting", timeout_s=ANSWER_S)
@@ -58,6 +60,7 @@ def _wait_for_requests(control_socket: Path, grace_s: float, console: Console) -
     while num_open and time.monotonic() < latest:
         time.sleep(POLL_S)
         num_open = ask(control_socket, "stop_admitting", timeout_s=ANSWER_S)
+    return int(num_open)
 
 
 def _check_for_ever(service: "Service", cluster: "Cluster", application: str) -> NoReturn:

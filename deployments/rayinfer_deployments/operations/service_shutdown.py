@@ -16,7 +16,10 @@ class ServiceShutdown:
         return {"stop_admitting": self.stop_admitting, "end_requests": self.end_requests}
 
     async def stop_admitting(self) -> int:
-        """Have the routers refuse new requests from now on; returns how many are open."""
+        """Have the routers refuse new requests from now on; returns how many are open.
+
+        Those without any end at once, as `end_requests` has them.
+        """
         return sum(await self._replicas.of_all(ROUTER, "stop_admitting"))
 
     async def end_requests(self) -> None:

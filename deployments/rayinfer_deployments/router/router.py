@@ -43,7 +43,7 @@ from rayinfer_deployments.router.tls import ReloadedTls
 
 OPEN_ACCESS = AccessSettings()
 KEYS_S = 10.0  # for their owner's start
-SETTLE_S = 1.0  # for the last words of responses that are ended
+SETTLE_S = 0.5  # for the last words of responses that are ended
 SWITCH_INTERVAL_S = 0.001  # how long the event loop waits for a thread that prepares a request; Python's default: 5 ms
 
 # Young collections before a full one, instead of Python's 10. Requests of a thousand prompts brought several full ones
@@ -168,8 +168,14 @@ class Router:
         return self._models.remove_engine(engine)
 
     async def stop_admitting(self) -> int:
-        """Refuse new requests from now on, as the service shuts down; returns how many are open."""
-        return self._models.stop_admitting()
+        """Refuse new requests from now on, as the service shuts down; returns how many are open.
+
+        With none, it does what `end_requests` does: a service without requests ends after one call.
+        """
+        num_open = self._models.stop_admitting()
+        if not num_open:
+            await self.end_requests()
+        return num_open
 
     async def end_requests(self) -> None:
         """End open requests with an error in their protocols' forms, and write usage and logs; the ports stay open."""

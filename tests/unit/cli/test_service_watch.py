@@ -46,7 +46,7 @@ def end(tmp_path):
 def test_an_idle_service_ends_at_once_and_says_nothing(end):
     routers = Routers(0)
     said, took_s = end(routers, 30.0)
-    assert (said, routers.calls) == ("", ["stop_admitting", "end_requests"])
+    assert (said, routers.calls) == ("", ["stop_admitting"])
     assert took_s < 5
 
 
@@ -54,7 +54,7 @@ def test_open_requests_are_waited_for(end):
     routers = Routers(3, 1, 0)
     said, took_s = end(routers, 30.0)
     assert said == "waiting for 3 open requests, up to 30 s; press Ctrl+C again to stop at once"
-    assert routers.calls == ["stop_admitting"] * 3 + ["end_requests"]
+    assert routers.calls == ["stop_admitting"] * 3
     assert took_s < 10
 
 
