@@ -133,7 +133,7 @@ def reaches(secure):
     return False
 
 
-def test_a_signal_lets_streams_end_and_tells_the_others_in_their_protocols(secure):
+def test_a_signal_lets_streams_end_and_ends_the_others_with_errors_of_their_protocols(secure):
     paths = {
         "/v1/completions": {"prompt": PROMPT, "stream": True, **LONG},
         "/v1/chat/completions": {"messages": [{"role": "user", "content": PROMPT}], "stream": True, **LONG},

@@ -163,9 +163,14 @@ def serve(
         },
         settings=engine_settings,
     )
+    _start_in_environment(service)
+
+
+def _start_in_environment(service: Service) -> None:
+    """Start the service with the settings that Ray reads from the environment."""
     with contextlib.ExitStack() as files:
         more = files.enter_context(haproxy_files(service.host)) if service.has_haproxy else {}
-        set_ray_settings(owns_ray=ray_address is None, more=(THROUGHPUT_SETTINGS | more) if more else {})
+        set_ray_settings(owns_ray=service.ray_address is None, more=(THROUGHPUT_SETTINGS | more) if more else {})
         _start(service)
 
 

@@ -28,11 +28,12 @@ async def test_a_dispatcher_that_admits_nothing_reports_it_and_lets_open_streams
     assert service.dispatcher.num_open == 0
 
 
-async def test_closing_tells_running_and_waiting_requests_that_the_service_shuts_down(service):
+async def test_closing_ends_running_and_waiting_requests_with_shutting_down(service):
     running = await service.start("a")
     service.engines[0].say(stats=EngineStats(credits=Credits(num_requests=1)))
+    await until(lambda: not service.engines[0].has_unread)
     waiting = asyncio.ensure_future(anext(service.open("b")))
-    await until(lambda: len(service.dispatcher._queue) == 1)
+    await until(lambda: service.dispatcher.num_open == 2)
     await service.dispatcher.close()
     for reading in (anext(running), waiting):
         with pytest.raises(ShuttingDown):
