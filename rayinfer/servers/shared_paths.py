@@ -58,22 +58,31 @@ class BodyEndpoint:
     bodies: tuple[type[BaseModel], ...]
 
 
-def add_info_routes(app: FastAPI, service: GenerationService) -> None:
+@dataclass(frozen=True, slots=True)
+class SharedEndpoints:
+    """Endpoints of the protocols that share paths."""
+
+    openai: OpenAIEndpoints
+    tokenizers: TokenizeEndpoints  # vLLM's
+    tgi: TgiEndpoints
+
+
+def add_info_routes(app: FastAPI, tgi: TgiEndpoints) -> None:
     """Add `GET /info`."""
     add_route(
         app,
         "GET",
         "/info",
-        TgiEndpoints(service).info,
+        tgi.info,
         errors=TGI_ERRORS,
         error_schema="TgiError",
         aliases=("/info/", PATH_MODEL + "/info"),
     )
 
 
-def add_shared_routes(app: FastAPI, service: GenerationService, tokenizers: TokenizeEndpoints) -> None:
-    """Add the other paths, behind all that begin with /models; `tokenizers` are vLLM's endpoints."""
-    openai, tgi = OpenAIEndpoints(service), TgiEndpoints(service)
+def add_shared_routes(app: FastAPI, service: GenerationService, endpoints: SharedEndpoints) -> None:
+    """Add the other paths, behind all that begin with /models."""
+    openai, tgi = endpoints.openai, endpoints.tgi
     invocations = [
         BodyEndpoint(("inputs",), tgi.generate_at_root, (GenerateBody,)),
         BodyEndpoint(("messages",), openai.create_chat_completion, (ChatCompletionBody,)),
@@ -81,7 +90,7 @@ def add_shared_routes(app: FastAPI, service: GenerationService, tokenizers: Toke
     ]
     tokenize = [
         BodyEndpoint(("inputs",), tgi.tokenize, (InputsBody,)),
-        BodyEndpoint(("messages", "prompt"), tokenizers.tokenize, (TokenizePromptBody, TokenizeChatBody)),
+        BodyEndpoint(("messages", "prompt"), endpoints.tokenizers.tokenize, (TokenizePromptBody, TokenizeChatBody)),
     ]
     _add_post(app, service, "/tokenize", tokenize, aliases=("/v1/tokenize", "/v1/tokenize/"))
     _add_post(app, service, "/invocations", invocations)

@@ -85,6 +85,10 @@ GrpcPort = Annotated[
 WithExamples = Annotated[
     bool, typer.Option("--with-examples", help="serve the tensor models simple and identity as well")
 ]
+ShutdownGrace = Annotated[
+    float,
+    typer.Option(min=0.0, help="seconds for open requests to finish after Ctrl-C or SIGTERM; others end with an error"),
+]
 Host = Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 accepts other machines")]
 Replicas = Annotated[str | None, typer.Option(help="number of engines: N, or MIN:MAX to follow the load (default: 1)")]
 TrustTenantHeader = Annotated[
@@ -128,6 +132,7 @@ def serve(
     enable_engine_control: EngineControl = False,
     with_examples: WithExamples = False,
     prioritize_engines: PrioritizeEngines = True,
+    shutdown_grace: ShutdownGrace = 10.0,
     access_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_access_options
     engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
 ) -> None:
@@ -144,6 +149,7 @@ def serve(
         limits=profile.limits | ({} if limits is None else mapping_in(limits)),
         ray_address=ray_address,
         prioritize_engines=prioritize_engines,
+        shutdown_grace_s=shutdown_grace,
         options={
             "request_timeout_s": request_timeout,
             "trace_requests": trace_requests,
@@ -160,9 +166,14 @@ def serve(
         },
         settings=engine_settings,
     )
+    _start_in_environment(service)
+
+
+def _start_in_environment(service: Service) -> None:
+    """Start the service with the settings that Ray reads from the environment."""
     with contextlib.ExitStack() as files:
         more = files.enter_context(haproxy_files(service.host)) if service.has_haproxy else {}
-        set_ray_settings(owns_ray=ray_address is None, more=(THROUGHPUT_SETTINGS | more) if more else {})
+        set_ray_settings(owns_ray=service.ray_address is None, more=(THROUGHPUT_SETTINGS | more) if more else {})
         _start(service)
 
 

@@ -11,6 +11,7 @@ from fastapi import Request
 
 from rayinfer.access.access_control import AccessControl
 from rayinfer.access.generation_usage import EngineClock, GenerationUsage
+from rayinfer.errors import ShuttingDown
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.caller import RequestContext
@@ -100,6 +101,8 @@ class GenerationService:
 
         Raises RequestError and Unavailable at once, or with the first output.
         """
+        if isinstance(refusal := generation.model.generator.overload(), ShuttingDown):
+            raise refusal  # here, as the rest of a list of prompts that has begun is still admitted
         self.limits.check_params(generation.params)
         self.limits.check_num_choices(len(generation.prompts), generation.params.n)
         if self._access is None and context.record is None and self._spans is None:

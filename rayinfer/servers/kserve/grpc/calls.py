@@ -12,11 +12,12 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from rayinfer.access.api_key import Scope
+from rayinfer.error_kinds import error_kind
 from rayinfer.errors import InvalidParameter, PermissionDenied, RequestTooLarge
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.servers.access.request_record import RequestRecord
 from rayinfer.servers.caller import ANYONE, Caller, RequestContext
-from rayinfer.servers.error_responses import error_kind, public_error, refusal_reason, retry_after
+from rayinfer.servers.error_responses import public_error, refusal_reason, retry_after
 from rayinfer.servers.json_body import LONG_BODY_BYTES
 from rayinfer.servers.kserve.grpc import inference_pb2 as pb
 from rayinfer.servers.kserve.grpc.call_access import CallAccess

@@ -22,7 +22,7 @@ from rayinfer.servers.kserve.inference import InferenceService
 from rayinfer.servers.kserve.repository import ModelRepository
 from rayinfer_deployments.router.grpc_port import ReloadedGrpcTls, bind_grpc_server
 from rayinfer_deployments.router.tls import HttpTlsFiles
-from tests.unit.deployments.router.test_tls import make_certificate
+from support.services.certificates import grpc_credentials, make_certificate
 from tests.unit.servers.access.conftest import LocalOwner
 
 
@@ -47,13 +47,8 @@ async def channel_to(port: int, trusted: HttpTlsFiles | None, own: HttpTlsFiles 
         async with grpc.aio.insecure_channel(address, options) as channel:
             yield channel
         return
-    async with grpc.aio.secure_channel(address, trusting(trusted, own), options) as channel:
+    async with grpc.aio.secure_channel(address, grpc_credentials(trusted, own), options) as channel:
         yield channel
-
-
-def trusting(files: HttpTlsFiles, own: HttpTlsFiles | None) -> grpc.ChannelCredentials:
-    pair = (None, None) if own is None else (Path(own.key).read_bytes(), Path(own.certificate).read_bytes())
-    return grpc.ssl_channel_credentials(Path(files.certificate).read_bytes(), *pair)
 
 
 async def is_live(channel: grpc.aio.Channel) -> bool:
