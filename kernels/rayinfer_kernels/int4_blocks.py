@@ -56,9 +56,8 @@ def split_panels(panels: torch.Tensor, num_groups: int) -> tuple[torch.Tensor, .
     num_panels = len(panels)
     quad_bytes = -(-num_groups // _GROUPS_PER_WORD) * _GROUPS_PER_WORD * BLOCK_OUTPUTS
     scale_bytes = -(-num_groups // _GROUPS_PER_LINE) * _GROUPS_PER_LINE * BLOCK_OUTPUTS
-    words, quads, by_group, numbers = panels.split(
-        (_UNIT_BYTES, quad_bytes, scale_bytes, num_groups * _NUMBER_BYTES), -1
-    )
+    sizes = [_UNIT_BYTES, quad_bytes, scale_bytes, num_groups * _NUMBER_BYTES]
+    words, quads, by_group, numbers = torch.split(panels, sizes, -1)
     ratios, units = words.contiguous().view(torch.bfloat16).float().view(num_panels, BLOCK_OUTPUTS, 2).unbind(-1)
     unsigned = quads.reshape(num_panels, -1, BLOCK_OUTPUTS, _GROUPS_PER_WORD).transpose(1, 2).flatten(2)
     offsets = (unsigned[..., :num_groups].to(torch.int16) - _OFFSET_ZERO).to(torch.int8)
