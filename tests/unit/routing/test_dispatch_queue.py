@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rayinfer.errors import EngineDead, NotReady, QueueFull
+from rayinfer.errors import EngineDead, NotReady, QueueFull, ShuttingDown
 from rayinfer.outputs import Credits, EngineStats
 from rayinfer.routing.limits import RouterLimits, TenantLimits
 from rayinfer.routing.prefix_index import EXPECT_S
@@ -398,7 +398,7 @@ async def test_closing_rejects_waiting_requests_at_once(tokenizer):
     await service.ask("runs", "waits")
     async with asyncio.timeout(5):
         await service.dispatcher.close()
-        with pytest.raises(NotReady):
+        with pytest.raises(ShuttingDown):
             await service.tasks["waits"]
 
 
@@ -408,7 +408,7 @@ async def test_a_client_that_leaves_as_the_router_gives_up_harms_no_other(tokeni
         await service.ask("runs", "leaves", "stays")
         service.tasks["leaves"].cancel()
         await service.dispatcher.close()
-        with pytest.raises(NotReady):
+        with pytest.raises(ShuttingDown):
             await service.tasks["stays"]
 
 
