@@ -29,11 +29,15 @@ class CostModel:
 
     @property
     def budget(self) -> int:
-        """The largest cost of a step that should not take longer than the target; at least 1."""
+        """The largest cost of a step that should not take longer than the target; at least 1.
+
+        Where the base alone takes half of the target, it is what takes as long as the base: smaller steps would spend
+        most of their time on it.
+        """
         if not self.is_known or self.per_unit_s <= 0:
             return self._max_cost
-        affordable = int((self._target_step_s - self.base_s) / self.per_unit_s)
-        return max(1, min(affordable, self._max_cost))
+        affordable = max(self._target_step_s - self.base_s, self.base_s) / self.per_unit_s
+        return max(1, min(int(affordable), self._max_cost))
 
     def seconds(self, cost: float) -> float:
         """Return the expected time of a step; 0 while it is unknown."""
