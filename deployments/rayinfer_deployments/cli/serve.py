@@ -155,7 +155,7 @@ def serve(
             "max_unfinished_requests": max_unfinished_requests,
             **access_settings,
         },
-        settings=engine_settings,
+        settings=profile.engine_settings | engine_settings,
     )
     with contextlib.ExitStack() as files:
         more = files.enter_context(haproxy_files(service.host)) if service.has_haproxy else {}

@@ -14,6 +14,8 @@ from typing import Any
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
 
 from rayinfer.access.access_control import AccessControl
 from rayinfer.access.generation_usage import engine_load
@@ -21,6 +23,7 @@ from rayinfer.errors import ConfigError
 from rayinfer.metrics.families import MetricsSnapshot
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.models.checkpoints.sources import resolve_model
+from rayinfer.models.predictor_kind import predictor_kind
 from rayinfer.protocols import ControlAction, ServiceStatus
 from rayinfer.routing.dispatch import ENGINE_WAIT_S, Dispatcher
 from rayinfer.routing.first_tokens import FirstTokens
@@ -277,7 +280,7 @@ class Router:
 
     async def _serve_model(self, model: RouterModel) -> ServedModel:
         folder = await asyncio.to_thread(resolve_model, model.source, progress=False)
-        tokenizer = Tokenizer.from_folder(folder)
+        tokenizer, chat_template = read_text_files(folder)
         scaling = model.scaling
         first_tokens = None if scaling is None else FirstTokens(scaling.ttft_objective_s)
         dispatcher = Dispatcher(
@@ -310,7 +313,7 @@ class Router:
             name=model.name,
             generator=dispatcher,
             tokenizer=tokenizer,
-            chat_template=ChatTemplate.from_folder(folder),
+            chat_template=chat_template,
             created=int(time.time()),
             engines=dispatcher.engine_set_control,
         )
@@ -336,6 +339,13 @@ class Router:
     def _follow(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine until the router ends."""
         self._following.append(asyncio.get_running_loop().create_task(work))
+
+
+def read_text_files(folder: Path) -> tuple[Tokenizer, ChatTemplate]:
+    """Read a model's tokenizer and chat template: one of no tokens for images, none for models of other numbers."""
+    kind = predictor_kind(folder)
+    tokenizer = Tokenizer(Backend(BPE())) if kind == "image" else Tokenizer.from_folder(folder)
+    return tokenizer, ChatTemplate.from_folder(folder) if kind is None else ChatTemplate({}, {})
 
 
 def collect_garbage_rarely() -> None:

@@ -17,7 +17,7 @@ from rayinfer.errors import BadImage, ModelLoadError
 from rayinfer.predictions import ImageLimits
 from rayinfer.predictors.image_decoding import ImageDecoder
 from rayinfer.predictors.image_shape import ImageShape, read_image_shape
-from rayinfer.predictors.probes import PNG
+from rayinfer.predictors.warm_up import PNG
 from support.services.polling import wait_until
 
 SHAPE = ImageShape(height=24, width=24)
