@@ -51,7 +51,8 @@ class DynamicBatcher(Generic[T]):
     It is work-conserving: a batch is taken as soon as the model is free (`wait_s` is 0), unless another arrival
     is so likely that waiting for it saves more than it costs: the expected gap between arrivals, four times the median
     of the latest, times the items that would wait, is less than half of the time that a batch takes whatever its size.
-    The wait begins anew with each arrival, and ends `max_wait_s` after the first item could have been computed.
+    The wait begins anew with each arrival, and ends `max_wait_s` after the first item could have been computed, or with
+    as many items as waited, or were computed, when the latest batch ended: all its clients are back.
 
     An item leaves once: by `take_batch`, `cancel`, `take_overdue` or `close`. Items of one priority leave in the order
     of their arrival; where batches are padded, those of similar length leave together, and the oldest is always among
@@ -70,6 +71,8 @@ class DynamicBatcher(Generic[T]):
         self._gap_s = math.inf  # expected, times the factor
         self._last_arrival = -math.inf
         self._free_since = clock()
+        self._num_computed = 0  # items of the latest batch
+        self._num_expected = math.inf  # items that waited when it ended, and its own, whose clients may come back
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -130,7 +133,9 @@ class DynamicBatcher(Generic[T]):
         """
         if not self._entries:
             return None
-        if self._is_full() or self._gap_s * len(self._entries) >= self.costs.base_s / 2:
+        if self._is_full() or len(self._entries) >= self._num_expected:
+            return 0.0
+        if self._gap_s * len(self._entries) >= self.costs.base_s / 2:
             return 0.0
         first_arrival = next(iter(self._entries.values())).start
         until = max(self._free_since, self._last_arrival) + self._gap_s
@@ -143,6 +148,7 @@ class DynamicBatcher(Generic[T]):
         if not self._entries:
             return []
         chosen = self._take_similar() if self._settings.is_padded else self._take_in_order()
+        self._num_computed = len(chosen)
         return [self._forget(entry) for entry in chosen]
 
     def record_batch(self, cost: int, seconds: float) -> None:
@@ -152,6 +158,7 @@ class DynamicBatcher(Generic[T]):
     def record_free(self) -> None:
         """Record that the batch that was taken is done, whatever came of it."""
         self._free_since = self._clock()
+        self._num_expected = self._num_computed + len(self._entries)
 
     def close(self) -> list[T]:
         """Remove all items and accept no more."""

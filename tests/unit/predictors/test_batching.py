@@ -92,10 +92,16 @@ def test_a_burst_is_waited_for_while_that_costs_less_than_it_saves():
 def test_a_batch_that_has_ended_is_followed_by_a_wait_for_its_clients():
     clock = FakeClock()
     batcher = batcher_of(clock=clock)
-    arrive_in_bursts(batcher, clock, "abcdefg")
+    arrive_in_bursts(batcher, clock, "abc")
+    assert len(batcher.take_batch()) == 3
+    arrive_in_bursts(batcher, clock, "defg")
     clock.now += 0.1
     batcher.record_free()
     assert batcher.wait_s() == pytest.approx(4 * 0.0002)
+    arrive_in_bursts(batcher, clock, "ab")
+    assert batcher.wait_s() > 0
+    arrive_in_bursts(batcher, clock, "c")
+    assert batcher.wait_s() == 0  # all seven clients are there
 
 
 @pytest.mark.parametrize("gap_s", [0.02, 0.1, 3600])
