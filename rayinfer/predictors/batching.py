@@ -1,21 +1,17 @@
 """Dynamic batcher: batches of items within a budget of cost, made when the model is free."""
 
 import math
-import statistics
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from rayinfer.errors import ConfigError, EngineDead, InvalidParameter, QueueFull
+from rayinfer.predictors.arrival_statistics import ArrivalStatistics
 from rayinfer.predictors.cost_model import CostModel
 from rayinfer.priority_queue import PriorityQueue, QueueEntry
 
 T = TypeVar("T")
 
-NUM_GAPS = 32  # latest gaps between arrivals, whose median is the expected one
-GAP_FACTOR = 4.0  # expected gaps for which a batch waits for the next arrival
-LONGEST_GAP_S = 10.0
 WINDOW_BUDGETS = 8  # of items in order, from which a padded batch takes those of similar length
 WINDOW_ITEMS = 512
 
@@ -48,11 +44,13 @@ class _Waiting(Generic[T]):
 class DynamicBatcher(Generic[T]):
     """Items in order of priority and arrival, taken as batches.
 
-    It is work-conserving: a batch is taken as soon as the model is free (`wait_s` is 0), unless another arrival
-    is so likely that waiting for it saves more than it costs: the expected gap between arrivals, four times the median
-    of the latest, times the items that would wait, is less than half of the time that a batch takes whatever its size.
-    The wait begins anew with each arrival, and ends `max_wait_s` after the first item could have been computed, or with
-    as many items as waited, or were computed, when the latest batch ended: all its clients are back.
+    It is work-conserving: a batch is taken as soon as the model is free (`wait_s` is 0), unless waiting saves more than
+    it costs the items that wait, where `base` is the time that a step takes whatever its size. For the next arrival
+    that is where the expected gap, four times the median of the latest, times the items that would wait, is less than
+    half a base. For the clients of the latest batch it is where they should be back within half a base, and that time
+    times the items that would wait is less than half a base for each of them. `max_wait_s` after the first item could
+    have been computed the wait ends in any case, and it ends with as many items as waited, or were computed, when the
+    latest batch ended: all its clients are back.
 
     An item leaves once: by `take_batch`, `cancel`, `take_overdue` or `close`. Items of one priority leave in the order
     of their arrival; where batches are padded, those of similar length leave together, and the oldest is always among
@@ -67,9 +65,7 @@ class DynamicBatcher(Generic[T]):
         self._entries: dict[str, QueueEntry[_Waiting[T]]] = {}
         self._deadlines: dict[str, float] = {}  # of those that have one
         self._costs_by_priority: dict[int, int] = {}
-        self._gaps: deque[float] = deque(maxlen=NUM_GAPS)
-        self._gap_s = math.inf  # expected, times the factor
-        self._last_arrival = -math.inf
+        self._arrivals = ArrivalStatistics()
         self._free_since = clock()
         self._num_computed = 0  # items of the latest batch
         self._num_expected = math.inf  # items that waited when it ended, and its own, whose clients may come back
@@ -101,7 +97,7 @@ class DynamicBatcher(Generic[T]):
         if not self.has_room_for(cost):
             raise QueueFull(f"items of {self.waiting_cost:,} tokens wait already, and this one has {cost:,}")
         now = self._clock()
-        self._record_arrival(now)
+        self._arrivals.record_arrival(now)
         waiting = _Waiting(name, item, cost, math.inf if deadline is None else deadline)
         self._entries[name] = self._queue.push(waiting, priority=priority, arrival=now, deadline=deadline)
         self._costs_by_priority[priority] = self._costs_by_priority.get(priority, 0) + cost
@@ -135,10 +131,8 @@ class DynamicBatcher(Generic[T]):
             return None
         if self._is_full() or len(self._entries) >= self._num_expected:
             return 0.0
-        if self._gap_s * len(self._entries) >= self.costs.base_s / 2:
-            return 0.0
         first_arrival = next(iter(self._entries.values())).start
-        until = max(self._free_since, self._last_arrival) + self._gap_s
+        until = self._worth_waiting_until()
         latest = max(self._free_since, first_arrival) + self._settings.max_wait_s
         urgent = min(self._deadlines.values(), default=math.inf) - 2 * self.costs.seconds(self.waiting_cost)
         return max(0.0, min(until, latest, urgent) - self._clock())
@@ -159,11 +153,22 @@ class DynamicBatcher(Generic[T]):
         """Record that the batch that was taken is done, whatever came of it."""
         self._free_since = self._clock()
         self._num_expected = self._num_computed + len(self._entries)
+        self._arrivals.record_batch_end(self._free_since, self._num_computed)
 
     def close(self) -> list[T]:
         """Remove all items and accept no more."""
         self._is_closed = True
         return [self._forget(entry) for entry in list(self._entries.values())]
+
+    def _worth_waiting_until(self) -> float:
+        """Return until when waiting saves more than it costs, in time of all items; minus infinity for not at all."""
+        arrivals, num_items, saved_s = self._arrivals, len(self._entries), self.costs.base_s / 2
+        until = -math.inf
+        if arrivals.gap_s * num_items < saved_s:
+            until = max(self._free_since, arrivals.last_arrival) + arrivals.gap_s
+        if arrivals.return_s * num_items < saved_s * self._num_computed and arrivals.return_s < saved_s:
+            until = max(until, self._free_since + arrivals.return_s)
+        return until
 
     def _is_full(self) -> bool:
         """Whether a further item like those that wait would not fit into their batch."""
@@ -210,12 +215,6 @@ class DynamicBatcher(Generic[T]):
             self._queue.serve(entry)
             window.append(entry)
         return window
-
-    def _record_arrival(self, now: float) -> None:
-        if self._last_arrival > -math.inf:
-            self._gaps.append(min(now - self._last_arrival, LONGEST_GAP_S))
-            self._gap_s = GAP_FACTOR * statistics.median(self._gaps)
-        self._last_arrival = now
 
     def _forget(self, entry: QueueEntry[_Waiting[T]]) -> T:
         """Drop all that is known of an item that has left the order."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 
 import pytest
 
@@ -132,6 +133,21 @@ async def test_a_client_that_leaves_costs_no_step(tokenizer):
         await engine.control(Resume())
         await answer(dispatcher, item_request("other"))
         assert runner.batches[num_steps:] == [1]
+
+
+async def test_an_item_that_is_being_computed_is_unfinished(tokenizer):
+    may_end = threading.Event()
+    may_end.set()
+    runner = FakeRunner(sleep=lambda _: may_end.wait(TIMEOUT_S))
+    async with service_of(tokenizer, predictor_engine(runner)) as (dispatcher, (engine,)):
+        may_end.clear()
+        num_steps = len(runner.batches)
+        waiting = asyncio.create_task(answer(dispatcher, item_request("r")))
+        await until(lambda: len(runner.batches) > num_steps)
+        assert engine.num_unfinished == 1  # or a drained engine would be ended with it
+        may_end.set()
+        await waiting
+        assert engine.num_unfinished == 0
 
 
 async def test_a_step_waits_for_likely_arrivals_and_takes_them_together(tokenizer):
