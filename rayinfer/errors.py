@@ -1,5 +1,7 @@
 """Every error a caller can cause or must know about; each takes plain arguments and survives a pickle round trip."""
 
+RESTART_S = 10.0  # a service or its replacement hardly answers sooner
+
 
 class RayinferError(Exception):
     """The base of all errors that rayinfer raises on purpose."""
@@ -70,6 +72,10 @@ class PermissionDenied(RequestError):
     """A request that its key does not permit."""
 
 
+class UnsupportedContentType(RequestError):
+    """A body that does not call itself JSON, or is encoded in a way that is not read."""
+
+
 class RequestTooLarge(RequestError):
     """A body above the service's limit in bytes."""
 
@@ -120,6 +126,13 @@ class EngineDead(Unavailable):
 
 class EngineLeaving(EngineDead):
     """The engine that ran the request is draining, and the request continues on another."""
+
+
+class ShuttingDown(Unavailable):
+    """The service is shutting down: it takes no more requests, and ends those that have not ended in time."""
+
+    def __init__(self, message: str = "The service is shutting down.", retry_after_s: float = RESTART_S) -> None:
+        super().__init__(message, retry_after_s)
 
 
 class WrongEngineState(RayinferError):

@@ -17,7 +17,8 @@ from rayinfer_deployments.discovery.addressed_request_router import addressed_ro
 from rayinfer_deployments.discovery.autoscaling_policy import serve_autoscaling
 from rayinfer_deployments.engine.engine_ranks import EngineResources
 from rayinfer_deployments.engine.engine_replica import EngineReplica
-from rayinfer_deployments.router.router import ListenAddress, Router, RouterModel, RouterScaling
+from rayinfer_deployments.router.routed_models import RouterModel, RouterScaling
+from rayinfer_deployments.router.router import ListenAddress, Router
 
 ROUTER = "router"
 REPLICA_NUM_CPUS = 0.05  # it only watches

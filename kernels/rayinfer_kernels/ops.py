@@ -11,7 +11,7 @@ from rayinfer_kernels.implementation import ArgmaxResult, SampledRows
 from rayinfer_kernels.int4_blocks import GROUP_SIZE
 from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache, kv_block_bytes
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, PackedLinear, StackShape
-from rayinfer_kernels.packed_weight import LAYOUT_VERSION, PackedWeight, WeightFormat
+from rayinfer_kernels.packed_weight import LAYOUT_VERSION, GroupOffsets, PackedWeight, WeightFormat
 from rayinfer_kernels.quantized_weight import (
     QuantizedWeight,
     pack_quantized,
@@ -31,6 +31,7 @@ __all__ = [
     "MIN_CAPABILITY",
     "ArgmaxResult",
     "Gate",
+    "GroupOffsets",
     "KVCache",
     "LayerStack",
     "LayerWeights",

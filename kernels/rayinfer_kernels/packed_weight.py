@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
-from rayinfer_kernels.int4_blocks import GROUP_SIZE, gather_numbers, gather_scales
+from rayinfer_kernels.int4_blocks import GROUP_SIZE, gather_numbers, gather_scales, split_panels
 
 PANEL_WIDTH = 32
 PANELS_AT_ONCE = 64  # so that little memory is needed beside the weight
 WORD_BYTES = 4
-LAYOUT_VERSION = 1  # packed weights are kept on the disk: raise it when what they consist of changes its meaning
+LAYOUT_VERSION = 2  # packed weights are kept on the disk: raise it when what they consist of changes its meaning
 
 
 class WeightFormat(enum.IntEnum):
@@ -48,8 +48,30 @@ class WeightArgument(ctypes.Structure):
         ("out_features", ctypes.c_int64),
         ("format", ctypes.c_int32),
         ("is_gated", ctypes.c_int32),
-        ("offsets", ctypes.c_void_p),
+        ("has_offsets", ctypes.c_int32),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class GroupOffsets:
+    """Scales and offsets of groups of inputs, as whole numbers with units of their outputs."""
+
+    scale_q: torch.Tensor  # uint8 [..., out_features, num_groups]
+    q: torch.Tensor  # int8, of the same shape
+    units: torch.Tensor  # float32 [..., out_features] in values of bfloat16: what scales are multiples of
+    ratios: torch.Tensor  # the same, of the offsets' unit to that one
+
+    def scales(self) -> torch.Tensor:
+        """Scales in float32."""
+        return self.scale_q * self.units[..., None]
+
+    def dequantize(self) -> torch.Tensor:
+        """Offsets in float32."""
+        return self.q * self.ratios[..., None] * self.units[..., None]
+
+    def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "GroupOffsets":
+        """Change all four."""
+        return GroupOffsets(change(self.scale_q), change(self.q), change(self.units), change(self.ratios))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -63,21 +85,21 @@ class PackedWeight:
     """
 
     format: WeightFormat
-    # [num_panels, words, 32, per_word], or blocks [num_panels, num_groups, 576], behind the dimensions that count
-    # layers, if any. Outputs beyond out_features and inputs beyond in_features are zero.
+    # [num_panels, words, 32, per_word], or blocks [num_panels, num_groups, 576] or bytes [num_panels, bytes], behind
+    # the dimensions that count layers, if any. Outputs beyond out_features and inputs beyond in_features are zero.
     panels: torch.Tensor
     in_features: int
     out_features: int
     is_gated: bool = False
     scales: torch.Tensor | None = None  # float32 [num_panels x 32], or one per row, of formats with eight bits
     sums: torch.Tensor | None = None  # int32 [num_panels x 32], each output's sum over its inputs, of the same formats
-    # Added to the weights of each group of inputs [out_features, num_groups], INT8_DYNAMIC; of INT4_DYNAMIC, if any.
-    offsets: "PackedWeight | None" = None
+    has_offsets: bool = False  # of INT4_DYNAMIC only: something is added to the weights of each group of inputs
     argument: WeightArgument = field(init=False)  # valid as long as this object lives
 
     def __post_init__(self) -> None:
         sizes = {"in_features": self.in_features, "out_features": self.out_features}
         self.argument = WeightArgument(**sizes, format=self.format, is_gated=self.is_gated)
+        self.argument.has_offsets = self.has_offsets
         self._point()
 
     def move(self, moved: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -85,8 +107,6 @@ class PackedWeight:
         self.panels = moved(self.panels)
         self.scales = None if self.scales is None else moved(self.scales)
         self.sums = None if self.sums is None else moved(self.sums)
-        if self.offsets is not None:
-            self.offsets.move(moved)
         self._point()
 
     def _point(self) -> None:
@@ -94,8 +114,6 @@ class PackedWeight:
         for name in ("panels", "scales", "sums"):
             tensor = getattr(self, name)
             setattr(self.argument, name, None if tensor is None else tensor.data_ptr())
-        if self.offsets is not None:
-            self.argument.offsets = ctypes.addressof(self.offsets.argument)
 
     def layer(self, index: int) -> "PackedWeight":
         """One of several layers."""
@@ -107,7 +125,7 @@ class PackedWeight:
             is_gated=self.is_gated,
             scales=None if self.scales is None else self.scales[index],
             sums=None if self.sums is None else self.sums[index],
-            offsets=None if self.offsets is None else self.offsets.layer(index),
+            has_offsets=self.has_offsets,
         )
 
     def rows(self, indices: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -126,19 +144,33 @@ class PackedWeight:
         if scales.dim() == 1:
             return (numbers * scales[:, None]).to(dtype or torch.float32)
         rows = numbers * self._by_input(scales)
-        if self.offsets is not None:
-            rows += self._by_input(self.offsets.rows(indices))
+        if (offsets := self.group_offsets(indices)) is not None:
+            rows += self._by_input(offsets.dequantize())
         return rows.to(dtype or torch.float32)
 
     def quantized_rows(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Numbers of a quantized weight's rows, int8 [n, in_features], and scales, float32 [n] or [n, num_groups]."""
         panel, column = self._columns_of(indices)
-        if self.format is WeightFormat.INT4_DYNAMIC:
+        if (offsets := self.group_offsets(indices)) is not None:
+            numbers = gather_numbers(self._split()[0], panel, column)
+            scales = offsets.scales()
+        elif self.format is WeightFormat.INT4_DYNAMIC:
             numbers, scales = gather_numbers(self.panels, panel, column), gather_scales(self.panels, panel, column)
         else:
             assert self.scales is not None
             numbers, scales = self.panels[panel, :, column].flatten(1), self.scales[panel * PANEL_WIDTH + column]
         return numbers[:, : self.in_features], scales
+
+    def group_offsets(self, indices: torch.Tensor) -> "GroupOffsets | None":
+        """Scales and offsets of these rows' groups, of a weight that has offsets."""
+        if not self.has_offsets:
+            return None
+        panel, column = self._columns_of(indices)
+        _, *parts = self._split()
+        return GroupOffsets(*(part[panel, column] for part in parts))
+
+    def _split(self) -> tuple[torch.Tensor, ...]:
+        return split_panels(self.panels, -(-self.in_features // GROUP_SIZE))
 
     def _by_input(self, of_groups: torch.Tensor) -> torch.Tensor:
         return of_groups.repeat_interleave(GROUP_SIZE, 1)[:, : self.in_features]

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from rayinfer_kernels.int4_blocks import GROUP_SIZE, pack_blocks
-from rayinfer_kernels.packed_weight import PANEL_WIDTH, PackedWeight, WeightFormat, in_panels, padded
+from rayinfer_kernels.int4_blocks import GROUP_SIZE, pack_blocks, pack_with_offsets
+from rayinfer_kernels.packed_weight import PANEL_WIDTH, GroupOffsets, PackedWeight, WeightFormat, in_panels, padded
 from rayinfer_kernels.reference.float8 import MULTIPLE, quantize_rows
 
 INT8_LIMIT = 127
@@ -21,8 +21,8 @@ class QuantizedWeight:
     # float32 [..., out_features] or, of four bits, [..., out_features, ceil(in_features / 32)] in values of bfloat16.
     scales: torch.Tensor
     format: WeightFormat
-    # Added to weights of each group, in INT8_DYNAMIC [..., out_features, ceil(in_features / 32)]; of four bits only.
-    offsets: "QuantizedWeight | None" = None
+    # Of four bits only: what is added to weights of each group, and the whole numbers that `scales` are of a unit.
+    offsets: GroupOffsets | None = None
 
     def dequantize(self) -> torch.Tensor:
         """The weight that it stands for, in float32."""
@@ -54,7 +54,7 @@ def quantize(weight: torch.Tensor, format: WeightFormat, largest: torch.Tensor |
 def pack_quantized(quantized: QuantizedWeight, *, is_gated: bool = False) -> PackedWeight:
     """Pack it into the GEMM kernels' layout; a gated one holds the gate's outputs first, as in `pack`."""
     num_outputs, in_features = quantized.q.shape[-2:]
-    is_int4, offsets = quantized.format is WeightFormat.INT4_DYNAMIC, quantized.offsets
+    is_int4 = quantized.format is WeightFormat.INT4_DYNAMIC
     return PackedWeight(
         format=quantized.format,
         panels=_int4_panels(quantized, is_gated) if is_int4 else in_panels(quantized.q.clone(), 4, is_gated=is_gated),
@@ -63,7 +63,7 @@ def pack_quantized(quantized: QuantizedWeight, *, is_gated: bool = False) -> Pac
         is_gated=is_gated,
         scales=None if is_int4 else _by_output(quantized.scales, is_gated),
         sums=None if is_int4 else _by_output(quantized.q.sum(-1, dtype=torch.int32), is_gated),
-        offsets=None if offsets is None else pack_quantized(offsets, is_gated=is_gated),
+        has_offsets=quantized.offsets is not None,
     )
 
 
@@ -83,9 +83,8 @@ def quantize_float8(weight: torch.Tensor, *, is_gated: bool = False) -> PackedWe
 
 def unpack_quantized(packed: PackedWeight) -> QuantizedWeight:
     """Return the numbers and scales that one layer was packed from."""
-    numbers, scales = packed.quantized_rows(torch.arange(packed.num_rows, device=packed.panels.device))
-    offsets = None if packed.offsets is None else unpack_quantized(packed.offsets)
-    return QuantizedWeight(numbers, scales, packed.format, offsets)
+    indices = torch.arange(packed.num_rows, device=packed.panels.device)
+    return QuantizedWeight(*packed.quantized_rows(indices), packed.format, packed.group_offsets(indices))
 
 
 def _largest(weight: torch.Tensor) -> torch.Tensor:
@@ -100,8 +99,15 @@ def _rounded(weight: torch.Tensor, scales: torch.Tensor, lowest: int, highest: i
 def _int4_panels(quantized: QuantizedWeight, is_gated: bool) -> torch.Tensor:
     layers, num_groups = quantized.q.shape[:-2], quantized.scales.shape[-1]
     q = padded(quantized.q, GROUP_SIZE, is_gated=is_gated).reshape(-1, PANEL_WIDTH, num_groups * GROUP_SIZE)
-    scales = padded(quantized.scales, 1, is_gated=is_gated).reshape(-1, PANEL_WIDTH, num_groups)
-    blocks = pack_blocks(q, scales)
+
+    def by_panel(values: torch.Tensor) -> torch.Tensor:
+        return padded(values, 1, is_gated=is_gated).reshape(-1, PANEL_WIDTH, num_groups)
+
+    if (offsets := quantized.offsets) is not None:
+        units, ratios = (_by_output(each, is_gated).view(-1, PANEL_WIDTH) for each in (offsets.units, offsets.ratios))
+        panels = pack_with_offsets(q, by_panel(offsets.scale_q), by_panel(offsets.q), units, ratios)
+        return panels.view(*layers, -1, panels.shape[1])
+    blocks = pack_blocks(q, by_panel(quantized.scales))
     return blocks.view(*layers, -1, *blocks.shape[1:])
 
 

@@ -4,54 +4,25 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from rayinfer.error_kinds import ERROR_KINDS
 from rayinfer.errors import (
     AuthenticationFailed,
-    EngineDead,
-    HeadersTooLarge,
     InvalidParameter,
-    NotReady,
-    NotSupported,
-    PermissionDenied,
-    PromptTooLong,
     QueueFull,
-    QuotaExceeded,
-    RateLimited,
     RayinferError,
     RequestError,
     RequestFailed,
     RequestTimedOut,
-    RequestTooLarge,
-    RequestTooSlow,
-    StartingQueueFull,
-    TaskNotServed,
-    TraceNotFound,
     Unavailable,
-    UnknownModel,
-    WrongEngineState,
 )
 
 MAX_MESSAGE_CHARS = 1000
-# By status, where a code has several classes, and by code alone.
-_CLASSES: Mapping[tuple[int | None, str], type[RayinferError]] = {
-    (503, "queue_full"): StartingQueueFull,
-    (None, "queue_full"): QueueFull,
-    (None, "context_length_exceeded"): PromptTooLong,
-    (None, "model_not_found"): UnknownModel,
-    (None, "trace_not_found"): TraceNotFound,
-    (None, "invalid_api_key"): AuthenticationFailed,
-    (None, "missing_api_key"): AuthenticationFailed,
-    (None, "permission_denied"): PermissionDenied,
-    (None, "rate_limit_exceeded"): RateLimited,
-    (None, "insufficient_quota"): QuotaExceeded,
-    (None, "task_not_served"): TaskNotServed,
-    (None, "not_supported"): NotSupported,
-    (None, "request_too_large"): RequestTooLarge,
-    (None, "request_too_slow"): RequestTooSlow,
-    (None, "headers_too_large"): HeadersTooLarge,
-    (None, "not_ready"): NotReady,
-    (None, "engine_dead"): EngineDead,
-    (None, "wrong_engine_state"): WrongEngineState,
-    (None, "timeout"): RequestTimedOut,
+_CODED = [(cls, kind) for cls, kind in ERROR_KINDS.items() if kind.code and issubclass(cls, RayinferError)]
+_BY_STATUS = {(kind.status, kind.code): cls for cls, kind in _CODED}
+# By the code alone, as in a stream: of several classes the first.
+_BY_CODE: Mapping[str | None, type[RayinferError]] = {
+    "missing_api_key": AuthenticationFailed,
+    **{kind.code: cls for cls, kind in reversed(_CODED)},
 }
 _STATUSES: Mapping[int, type[RayinferError]] = {429: QueueFull, 503: Unavailable, 504: RequestTimedOut}
 
@@ -69,11 +40,11 @@ def rebuilt_error(envelope: Mapping[str, Any], status: int = 500, retry_after: s
     """Rebuild an error from OpenAI's envelope, which in a stream has no status."""
     message = str(envelope.get("message") or f"the service answered with status {status}")[:MAX_MESSAGE_CHARS]
     param, code = _text(envelope.get("param")), _text(envelope.get("code"))
-    error_class = _CLASSES.get((status, code or "")) or _CLASSES.get((None, code or "")) or _STATUSES.get(status)
+    error_class = _BY_STATUS.get((status, code)) or _BY_CODE.get(code) or _STATUSES.get(status)
     if error_class is None and status < 500:
         error_class = InvalidParameter if param else RequestError
     if error_class is None:
-        error_class = Unavailable if code == "unavailable" else RequestFailed
+        error_class = RequestFailed
     if issubclass(error_class, RequestError):
         return error_class(message, param, code)
     if issubclass(error_class, Unavailable):

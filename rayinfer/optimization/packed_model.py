@@ -11,7 +11,6 @@ from rayinfer_kernels import ops
 from rayinfer_kernels.ops import PackedWeight
 
 _PARTS = ("panels", "scales", "sums")
-_OFFSETS = "offsets"
 
 
 def stored_model(model: Any) -> StoredTensors:
@@ -58,14 +57,13 @@ def _store(packed: PackedWeight, name: str, tensors: dict[str, torch.Tensor], no
         "in_features": packed.in_features,
         "out_features": packed.out_features,
         "is_gated": packed.is_gated,
+        "has_offsets": packed.has_offsets,
     }
-    if packed.offsets is not None:
-        _store(packed.offsets, f"{name}.{_OFFSETS}", tensors, notes)
 
 
 def _take(notes: Mapping[str, Any], name: str, tensors: dict[str, torch.Tensor]) -> PackedWeight:
     """Build the packed weight of this name from tensors, which it takes out."""
-    note, offsets = notes[name], f"{name}.{_OFFSETS}"
+    note = notes[name]
     return PackedWeight(
         format=ops.WeightFormat[note["format"]],
         panels=tensors.pop(f"{name}.panels"),
@@ -74,5 +72,5 @@ def _take(notes: Mapping[str, Any], name: str, tensors: dict[str, torch.Tensor])
         is_gated=note["is_gated"],
         scales=tensors.pop(f"{name}.scales", None),
         sums=tensors.pop(f"{name}.sums", None),
-        offsets=_take(notes, offsets, tensors) if offsets in notes else None,
+        has_offsets=note["has_offsets"],
     )

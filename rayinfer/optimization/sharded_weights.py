@@ -35,7 +35,7 @@ def shard_of(quantized: ops.QuantizedWeight, cut: ShardSlice | None) -> ops.Quan
     if cut is None:
         return quantized
     if cut.axis == OUTPUTS:
-        offsets = None if quantized.offsets is None else shard_of(quantized.offsets, cut)
+        offsets = None if quantized.offsets is None else quantized.offsets.each(cut.of)
         return ops.QuantizedWeight(cut.of(quantized.q), cut.of(quantized.scales), quantized.format, offsets)
     (kept,) = cut.ranges
     if quantized.format is not ops.WeightFormat.INT4_DYNAMIC:
@@ -44,11 +44,8 @@ def shard_of(quantized: ops.QuantizedWeight, cut: ShardSlice | None) -> ops.Quan
     start = groups.start * ops.GROUP_SIZE
     numbers = quantized.q[:, start : kept.stop].clone()
     numbers[:, : kept.start - start] = 0
-    offsets = (
-        None
-        if quantized.offsets is None
-        else ops.QuantizedWeight(
-            quantized.offsets.q[:, groups].contiguous(), quantized.offsets.scales, quantized.offsets.format
-        )
-    )
+    offsets = quantized.offsets
+    if offsets is not None:
+        scale_q, q = (each[:, groups].contiguous() for each in (offsets.scale_q, offsets.q))
+        offsets = ops.GroupOffsets(scale_q, q, offsets.units, offsets.ratios)
     return ops.QuantizedWeight(numbers, quantized.scales[:, groups].contiguous(), quantized.format, offsets)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import NamedTuple
 
-from rayinfer.errors import EngineDead, EngineLeaving, NotReady, QueueFull
+from rayinfer.errors import EngineDead, EngineLeaving, NotReady, QueueFull, ShuttingDown, Unavailable
 from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import EngineState, FinishReason, RequestOutput, TraceEvent
@@ -91,6 +91,9 @@ class Dispatcher:
         )
         self.engine_set_control = EngineSetControl(model_name, self.engines)
         self._quarantine = Quarantine(self.engines)
+        self._is_admitting = True
+        self._is_closing = False
+        self._num_open = 0
         metrics.set_num_queued(model_name, 0)
 
     def change_limits(self, limits: RouterLimits) -> None:
@@ -98,8 +101,19 @@ class Dispatcher:
         self._admission.limits = limits
         self._queue.change_limits(limits)
 
+    @property
+    def num_open(self) -> int:
+        """Requests that have begun and not ended."""
+        return self._num_open
+
+    def stop_admitting(self) -> None:
+        """Report an overload from now on, and not to be ready; open requests continue."""
+        self._is_admitting = False
+
     async def close(self) -> None:
-        """Close the links to all engines, which aborts all running requests."""
+        """Close the links to all engines, which ends all open requests with ShuttingDown."""
+        self._is_closing = True
+        self.stop_admitting()
         self._engine_wait_s = 0.0
         self._queue.close()
         await self.engines.close()
@@ -110,19 +124,18 @@ class Dispatcher:
 
     def status(self) -> ServiceStatus:
         """Return whether a request could start now, and the stats of every engine."""
-        states = {engine.stats.state for engine in self.engines.available()}
-        ready = EngineState.RUNNING in states or (self.engines.is_starting and self.engines.is_described)
+        reason = self._reason_not_ready()
         return ServiceStatus(
-            ready=ready,
-            reason="" if ready else ", ".join(sorted(states)) or self.engines.not_ready_message(),
+            ready=not reason,
+            reason=reason,
             num_waiting=self._admission.num_waiting,
             engines={engine.name: engine.stats for engine in self.engines.links.values()},
             descriptions={engine.name: engine.description for engine in self.engines.links.values()},
         )
 
-    def overload(self) -> QueueFull | None:
+    def overload(self) -> Unavailable | None:
         """Return why no request would be admitted now; None while requests are admitted."""
-        return self._admission.overload()
+        return self._admission.overload() if self._is_admitting else ShuttingDown()
 
     @property
     def needs_engine(self) -> bool:
@@ -144,6 +157,15 @@ class Dispatcher:
             raise
         return self._run_with_migration(request, slot)
 
+    def _reason_not_ready(self) -> str:
+        """Return why no request could start now; an empty text where one could."""
+        if not self._is_admitting:
+            return "the service is shutting down"
+        states = {engine.stats.state for engine in self.engines.available()}
+        if EngineState.RUNNING in states or (self.engines.is_starting and self.engines.is_described):
+            return ""
+        return ", ".join(sorted(states)) or self.engines.not_ready_message()
+
     async def _run_with_migration(
         self, request: GenerationRequest, slot: AdmissionSlot
     ) -> AsyncIterator[RequestOutput]:
@@ -152,6 +174,7 @@ class Dispatcher:
         run = _RequestState(stream, slot, RetryBudget(), self._quarantine.permit(), deadline)
         timers = self._start_timers(stream)
         ending: FinishReason = "abort"  # unless the stream ends otherwise
+        self._num_open += 1
         try:
             while not stream.is_finished:
                 timers.record_engine_change()
@@ -171,10 +194,13 @@ class Dispatcher:
                 finally:
                     attempt.abort()
                     run.permit.release()
-        except Exception:
+        except Exception as error:
             ending = "error"
+            if self._is_closing and isinstance(error, EngineDead | NotReady):
+                raise ShuttingDown from None
             raise
         finally:
+            self._num_open -= 1
             slot.release()
             run.permit.release()
             timers.finish_all(ending)

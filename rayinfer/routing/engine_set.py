@@ -67,6 +67,7 @@ class EngineSet:
         self._num_chosen = 0
         self._num_added = 0
         self._changed = asyncio.Event()
+        self._is_closed = False
 
     @property
     def names(self) -> list[str]:
@@ -125,10 +126,12 @@ class EngineSet:
         self._notify_change()
 
     async def close(self) -> None:
-        """Close the links to all engines, which aborts all running requests."""
+        """Close the links to all engines, which aborts all running requests; no request waits for others."""
+        self._is_closed = True
         links = list(self.links.values())
         for link in links:
             self.remove(link.name, "the service is shutting down")
+        self._notify_change()
         await asyncio.gather(*(link.wait_closed() for link in links))
 
     def available(self) -> list[EngineLink]:
@@ -233,6 +236,8 @@ class EngineSet:
             link.migrate(EngineLeaving("the engine that ran the request is leaving"))
 
     async def _wait_for_change(self, wait_s: float) -> None:
+        if self._is_closed:
+            raise NotReady(self.not_ready_message())
         self._num_waiting += 1
         try:
             async with asyncio.timeout(max(0.0, wait_s)):

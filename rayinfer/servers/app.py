@@ -18,23 +18,26 @@ from starlette.types import Scope
 
 from rayinfer.access.access_control import AccessControl
 from rayinfer.access.rate_limits import RATE_LIMIT_HEADERS
+from rayinfer.error_kinds import error_kind
 from rayinfer.errors import InvalidParameter, RayinferError
 from rayinfer.metrics.families import MetricsSnapshot
 from rayinfer.metrics.service_metrics import CONTENT_TYPE, ServiceMetrics
 from rayinfer.servers.access.access_log import AccessLog
 from rayinfer.servers.access.middleware import AccessMiddleware
 from rayinfer.servers.access.usage import add_usage_routes
-from rayinfer.servers.caller import trust_tenant_header
+from rayinfer.servers.caller import recognized_caller, trust_tenant_header
 from rayinfer.servers.engine_control import add_engine_control_routes
 from rayinfer.servers.error_formats import error_format_of
-from rayinfer.servers.error_responses import error_kind, error_response, json_response, refusal_reason, status_response
+from rayinfer.servers.error_responses import error_response, json_response, refusal_reason, status_response
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.kserve.inference import InferenceService
 from rayinfer.servers.kserve.repository import ModelRepository
 from rayinfer.servers.kserve.rest.routes import add_kserve_routes
 from rayinfer.servers.load_shedding import LoadShedding
 from rayinfer.servers.megatron.endpoint import API, add_megatron_routes
-from rayinfer.servers.openai.routes import add_openai_routes, generation_paths
+from rayinfer.servers.openai.endpoints import OpenAIEndpoints
+from rayinfer.servers.openai.routes import add_openai_routes, add_openai_schemas, generation_paths
+from rayinfer.servers.openai.tokenize import TokenizeEndpoints
 from rayinfer.servers.openapi import (
     ERROR_SCHEMAS,
     READ_ERRORS,
@@ -49,11 +52,13 @@ from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, RequestBound
 from rayinfer.servers.request_limits import DEFAULT_REQUEST_LIMITS, RequestLimits
 from rayinfer.servers.served_model import ServedModel as ServedModel
 from rayinfer.servers.server_info import add_server_info_routes
-from rayinfer.servers.shared_paths import add_info_routes, add_shared_routes
+from rayinfer.servers.shared_paths import SharedEndpoints, add_info_routes, add_shared_routes
+from rayinfer.servers.tgi.endpoints import TgiEndpoints
 from rayinfer.servers.tgi.routes import TGI_GENERATION_PATHS, add_tgi_routes
 from rayinfer.servers.traces import add_trace_routes
 from rayinfer.traces.trace_store import TraceStore
 
+NO_PAGES: dict[str, Any] = {"docs_url": None, "redoc_url": None}  # FastAPI's load programs from other sites
 CORS_OPTIONS: dict[str, Any] = {
     "allow_methods": ["GET", "POST"],
     "allow_headers": ["*"],
@@ -94,7 +99,7 @@ def build_app(
     place of one over `models`, and may have tensor models. With `access`, all but `open_paths.py` needs a key. Web
     pages of `cors_origins` may use the service.
     """
-    app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False)
+    app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False, **NO_PAGES)
     trust_tenant_header(app, trusts_tenant_header)
     bounds = RequestBounds(max_body_bytes=max_body_bytes)
     paths = [*generation_paths(), *TGI_GENERATION_PATHS, API]
@@ -105,17 +110,11 @@ def build_app(
         app.add_middleware(CORSMiddleware, allow_origins=list(cors_origins), **CORS_OPTIONS)
     app.add_middleware(RequestBoundary, metrics=metrics, bounds=bounds, echoes_request_id=echoes_request_id)
     _add_error_handlers(app, metrics)
-    # Paths are looked through in this order, so those that are asked most come first.
     if kserve is None:
         service = GenerationService(models, request_timeout_s, traces, request_limits, access)
         kserve = InferenceService(service, ModelRepository(models))
     service = kserve.generation
-    add_info_routes(app, service)  # before OpenAI's /models/{id}, whose ids may contain slashes
-    tokenizers = add_openai_routes(app, service, trusts_request_chat_template=trusts_request_chat_template)
-    add_tgi_routes(app, service)
-    add_megatron_routes(app, service)
-    add_kserve_routes(app, kserve, max_body_bytes)
-    add_shared_routes(app, service, tokenizers)
+    _add_protocol_routes(app, kserve, max_body_bytes, trusts_request_chat_template=trusts_request_chat_template)
     _add_service_routes(app, models, metrics, other_metrics)
     add_server_info_routes(app, service)
     add_trace_routes(app, traces)
@@ -125,6 +124,23 @@ def build_app(
         add_engine_control_routes(app, models)
     _complete_document(app)
     return app
+
+
+def _add_protocol_routes(
+    app: FastAPI, kserve: InferenceService, max_body_bytes: int, *, trusts_request_chat_template: bool
+) -> None:
+    """Add the protocols' paths, which are looked through in this order: those that are asked most come first."""
+    service = kserve.generation
+    openai = OpenAIEndpoints(service, trusts_request_chat_template=trusts_request_chat_template)
+    tokenizers = TokenizeEndpoints(service, trusts_request_chat_template=trusts_request_chat_template)
+    tgi = TgiEndpoints(service)
+    add_info_routes(app, tgi)  # before OpenAI's /models/{id}, whose ids may contain slashes
+    add_openai_routes(app, openai, tokenizers)
+    add_openai_schemas(app, service, trusts_request_chat_template=trusts_request_chat_template)
+    add_tgi_routes(app, tgi)
+    add_megatron_routes(app, service)
+    add_kserve_routes(app, kserve, max_body_bytes)
+    add_shared_routes(app, service, SharedEndpoints(openai, tokenizers, tgi))
 
 
 def _complete_document(app: FastAPI) -> None:
@@ -171,12 +187,15 @@ def _add_service_routes(
         """Report that the process is alive."""
         return Response()
 
-    async def ready() -> Response:
-        """Report whether every model can answer, and if not, why."""
-        reasons = _reasons_not_ready(models)
+    async def ready(request: Request) -> Response:
+        """Report whether every model can answer, and if not, why; without a key where one is needed no reasons."""
+        reasons, caller = _reasons_not_ready(models), recognized_caller(request)
         if not reasons:
             return json_response(b'{"ready": true}')
-        return json_response(json.dumps({"ready": False, "reasons": reasons}).encode(), 503, {"Retry-After": "1"})
+        answer: dict[str, Any] = {"ready": False}
+        if not caller.is_stranger:
+            answer["reasons"] = {name: why for name, why in reasons.items() if caller.may_see(name)}
+        return json_response(json.dumps(answer).encode(), 503, {"Retry-After": "1"})
 
     async def render_metrics() -> Response:
         """Return the metrics of all routers as Prometheus text."""
@@ -187,6 +206,7 @@ def _add_service_routes(
         """Return the version."""
         return json_response(json.dumps({"version": installed_version("rayinfer")}).encode())
 
+    routes: dict[str, Callable[..., Awaitable[Response]]]
     routes = {"/health": health, "/ping": health, "/ready": ready, "/metrics": render_metrics, "/version": version}
     for path, endpoint in routes.items():
         for alias in (path, path + "/"):

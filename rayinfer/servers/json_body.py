@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from rayinfer.errors import RequestError
-from rayinfer.servers.error_responses import UnsupportedContentType
+from rayinfer.errors import RequestError, UnsupportedContentType
 from rayinfer.servers.json_decoding import decode_json
 from rayinfer.servers.json_process import JsonProcess
 

@@ -1,7 +1,7 @@
 """Paths that several protocols have: fields of the body, or the Accept header, decide which protocol answers."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from rayinfer.errors import InvalidParameter
-from rayinfer.servers.caller import usable_models
+from rayinfer.servers.caller import recognized_caller, usable_models
 from rayinfer.servers.documented_routes import Endpoint, add_route
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.generation.service import GenerationService
@@ -25,7 +25,6 @@ from rayinfer.servers.openai.schemas import (
 from rayinfer.servers.openai.tokenize import TokenizeEndpoints
 from rayinfer.servers.openapi import TGI_ERRORS
 from rayinfer.servers.path_models import PATH_MODEL
-from rayinfer.servers.served_model import ServedModel
 from rayinfer.servers.tgi.endpoints import TgiEndpoints
 from rayinfer.servers.tgi.schemas import GenerateBody, InputsBody
 
@@ -39,12 +38,15 @@ _PAGE = """<!doctype html>
 </head>
 <body>
 <h1>rayinfer</h1>
-<p>An inference service. Models:</p>
-<ul>{models}</ul>
-<p><a href="{root}/docs">API</a> · <a href="{root}/metrics">metrics</a> · <a href="{root}/ready">readiness</a></p>
+{content}
+<p><a href="{root}/ready">readiness</a>{links}</p>
 </body>
 </html>
 """
+
+_FOR_STRANGERS = "<p>An inference service, which needs an API key.</p>"
+_FOR_CALLERS = "<p>An inference service. Models:</p><ul>{models}</ul>"
+_LINKS = ' · <a href="{root}/openapi.json">API</a> · <a href="{root}/metrics">metrics</a>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +58,31 @@ class BodyEndpoint:
     bodies: tuple[type[BaseModel], ...]
 
 
-def add_info_routes(app: FastAPI, service: GenerationService) -> None:
+@dataclass(frozen=True, slots=True)
+class SharedEndpoints:
+    """Endpoints of the protocols that share paths."""
+
+    openai: OpenAIEndpoints
+    tokenizers: TokenizeEndpoints  # vLLM's
+    tgi: TgiEndpoints
+
+
+def add_info_routes(app: FastAPI, tgi: TgiEndpoints) -> None:
     """Add `GET /info`."""
     add_route(
         app,
         "GET",
         "/info",
-        TgiEndpoints(service).info,
+        tgi.info,
         errors=TGI_ERRORS,
         error_schema="TgiError",
         aliases=("/info/", PATH_MODEL + "/info"),
     )
 
 
-def add_shared_routes(app: FastAPI, service: GenerationService, tokenizers: TokenizeEndpoints) -> None:
-    """Add the other paths, behind all that begin with /models; `tokenizers` are vLLM's endpoints."""
-    openai, tgi = OpenAIEndpoints(service), TgiEndpoints(service)
+def add_shared_routes(app: FastAPI, service: GenerationService, endpoints: SharedEndpoints) -> None:
+    """Add the other paths, behind all that begin with /models."""
+    openai, tgi = endpoints.openai, endpoints.tgi
     invocations = [
         BodyEndpoint(("inputs",), tgi.generate_at_root, (GenerateBody,)),
         BodyEndpoint(("messages",), openai.create_chat_completion, (ChatCompletionBody,)),
@@ -79,7 +90,7 @@ def add_shared_routes(app: FastAPI, service: GenerationService, tokenizers: Toke
     ]
     tokenize = [
         BodyEndpoint(("inputs",), tgi.tokenize, (InputsBody,)),
-        BodyEndpoint(("messages", "prompt"), tokenizers.tokenize, (TokenizePromptBody, TokenizeChatBody)),
+        BodyEndpoint(("messages", "prompt"), endpoints.tokenizers.tokenize, (TokenizePromptBody, TokenizeChatBody)),
     ]
     _add_post(app, service, "/tokenize", tokenize, aliases=("/v1/tokenize", "/v1/tokenize/"))
     _add_post(app, service, "/invocations", invocations)
@@ -91,7 +102,8 @@ def _add_root(app: FastAPI, service: GenerationService, tgi: TgiEndpoints) -> No
         """GET /: a page for browsers, and TGI's health for all others."""
         usable = usable_models(request, service.models)
         if _prefers_html(request.headers.get("accept", "")):
-            page = _page(usable, request.scope.get("root_path", ""))
+            names = None if recognized_caller(request).is_stranger else usable
+            page = _page(names, request.scope.get("root_path", ""))
             return Response(page, headers=_HTML_HEADERS, media_type="text/html")
         if usable and all(model.generator.status().ready for model in usable.values()):
             return Response(headers={"Vary": "Accept"})
@@ -151,6 +163,10 @@ def _prefers_html(accept: str) -> bool:
     return any(part.partition(";")[0].strip().lower() == "text/html" for part in accept.split(","))
 
 
-def _page(models: Mapping[str, ServedModel], root_path: str) -> str:
+def _page(models: Iterable[str] | None, root_path: str) -> str:
+    """Write the page, with these models; with None for callers that may see none."""
+    root = escape(root_path)
+    if models is None:
+        return _PAGE.format(content=_FOR_STRANGERS, root=root, links="")
     names = "".join(f"<li>{escape(name)}</li>" for name in models) or "<li>none yet</li>"
-    return _PAGE.format(models=names, root=escape(root_path))
+    return _PAGE.format(content=_FOR_CALLERS.format(models=names), root=root, links=_LINKS.format(root=root))

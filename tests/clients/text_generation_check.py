@@ -45,6 +45,7 @@ def check(base_url: str) -> None:
             message = str(error)
         assert "max_new_tokens" in message
 
+    # Not streamed: the client cannot read TGI's own streams of chats either (README.md).
     chat = client.chat([{"role": "user", "content": "Say hello."}], max_tokens=8, temperature=0.5, seed=1)
     assert chat.choices[0].message.content
 

@@ -8,6 +8,7 @@ import httpx
 import pytest
 import yaml
 
+from rayinfer.access.key_file import KeyFile
 from support.faults.cli_processes import run_cli, serving
 from support.services.polling import wait_until
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
@@ -20,9 +21,16 @@ def model(tmp_path_factory):
     return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
 
 
-def answers(url, **fields):
+def answers(url, key, **fields):
     body = {"model": "tiny", "prompt": "Once", "max_tokens": 5, "ignore_eos": True} | fields
-    return httpx.post(f"{url}/v1/completions", json=body, timeout=60, trust_env=False)
+    return httpx.post(f"{url}/v1/completions", json=body, headers={"x-api-key": key}, timeout=60, trust_env=False)
+
+
+def guesses(url, address, num_guesses):
+    """Send wrong keys from an address, each with another one forwarded; returns the statuses."""
+    with httpx.Client(transport=httpx.HTTPTransport(local_address=address)) as client:
+        forwarded = [{"x-api-key": "ri-wrong", "x-forwarded-for": f"9.9.9.{each}"} for each in range(num_guesses)]
+        return [client.get(f"{url}/v1/models", headers=headers).status_code for headers in forwarded]
 
 
 @pytest.mark.faults  # it breaks nothing, but takes as long
@@ -30,13 +38,22 @@ def test_a_service_behind_haproxy_is_operated_and_leaves_nothing_behind(model, t
     def run(*arguments):
         return run_cli(*arguments, cache=tmp_path)
 
-    with serving(model, *ENGINE, "--profile", "throughput", "--routers", 2, cache=tmp_path) as service:
+    keys = KeyFile(tmp_path / "keys.jsonl")
+    key = keys.create("alice")
+    switches = ("--profile", "throughput", "--routers", 2, "--api-keys", keys.path)
+    with serving(model, *ENGINE, *switches, cache=tmp_path) as service:
         service.wait_for_line("ready: tiny")
         for _ in range(4):  # the routers take turns
-            answer = answers(service.url)
+            answer = answers(service.url, key)
             assert answer.status_code == 200, answer.text
             assert answer.json()["usage"]["completion_tokens"] == 5
-        assert answers(service.url, stream=True).text.endswith("data: [DONE]\n\n")
+        assert answers(service.url, key, stream=True).text.endswith("data: [DONE]\n\n")
+        assert httpx.get(f"{service.url}/v1/models", trust_env=False).status_code == 401
+        statuses = guesses(service.url, "127.0.0.2", 2 * 20 + 5)  # each router counts by itself
+        assert set(statuses[:20]) == {401}
+        assert statuses[-1] == 429
+        assert guesses(service.url, "127.0.0.3", 2) == [401, 401]
+        assert answers(service.url, key).status_code == 200
 
         (haproxy,) = (process for process in service.processes() if "-f /tmp/rayinfer-" in process.title)
         config = Path(haproxy.title.partition("-f ")[2].split()[0])

@@ -3,7 +3,7 @@ import torch
 
 from rayinfer_kernels import reference
 from rayinfer_kernels.cpu.kernels import CpuKernels
-from rayinfer_kernels.packed_weight import PackedWeight, WeightFormat, pack
+from rayinfer_kernels.packed_weight import GroupOffsets, PackedWeight, WeightFormat, pack
 from rayinfer_kernels.quantized_weight import QuantizedWeight, pack_quantized, quantize
 
 DYNAMIC_FORMATS = [WeightFormat.INT8_DYNAMIC, WeightFormat.INT4_DYNAMIC]
@@ -37,6 +37,17 @@ def packed_weight(*shape: int, format: WeightFormat, is_gated: bool = False) -> 
     return pack_quantized(quantize(torch.randn(shape), format), is_gated=is_gated)
 
 
+def weight_with_offsets(*shape: int) -> QuantizedWeight:
+    plain = quantize(torch.randn(shape), WeightFormat.INT4_DYNAMIC)
+    offsets = GroupOffsets(
+        torch.randint(256, plain.scales.shape, dtype=torch.uint8),
+        torch.randint(-128, 128, plain.scales.shape, dtype=torch.int8),
+        (torch.rand(shape[0]) / 64).bfloat16().float(),
+        torch.randn(shape[0]).bfloat16().float(),
+    )
+    return QuantizedWeight(plain.q, offsets.scales(), plain.format, offsets)
+
+
 @pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
 def test_products_of_small_integers_equal_the_reference_to_the_bit(
     every_isa, dtype, dynamic, out_features, in_features
@@ -55,9 +66,7 @@ def test_products_of_small_integers_equal_the_reference_to_the_bit(
 def test_products_with_offsets_of_groups_equal_the_reference_to_the_bit(
     isa_kernels, dtype, out_features, in_features, is_gated
 ):
-    plain = quantize(torch.randn(2 * out_features, in_features), WeightFormat.INT4_DYNAMIC)
-    offsets = quantize(torch.randn(plain.scales.shape), WeightFormat.INT8_DYNAMIC)
-    packed = pack_quantized(QuantizedWeight(plain.q, plain.scales, plain.format, offsets), is_gated=is_gated)
+    packed = pack_quantized(weight_with_offsets(2 * out_features, in_features), is_gated=is_gated)
     x = torch.randn(20, in_features).to(dtype)
     x[3], x[4, 0] = 0, torch.inf
     if is_gated:
@@ -70,6 +79,26 @@ def test_products_with_offsets_of_groups_equal_the_reference_to_the_bit(
     for num_rows in NUMBERS_OF_ROWS:
         actual = isa_kernels.packed_linear(x[:num_rows], packed, None)
         torch.testing.assert_close(actual, expected[:num_rows], atol=0, rtol=0, equal_nan=True)
+
+
+def test_the_largest_sums_with_offsets_do_not_overflow(isa_kernels, dtype):
+    weight = weight_with_offsets(64, 10240)
+    weight.q[:], weight.offsets.scale_q[:], weight.offsets.q[:] = -8, 255, -128
+    packed = pack_quantized(weight)
+    for value in (127.0, -127.0):
+        x = torch.full((7, 10240), value).to(dtype)
+        actual, expected = isa_kernels.packed_linear(x, packed, None), reference.packed_linear(x, packed, None)
+        assert torch.equal(actual, expected)
+        exact = (x.double() @ packed.rows(torch.arange(64)).double().T).to(dtype)
+        torch.testing.assert_close(actual, exact, rtol=1e-5 if dtype == torch.float32 else 0.01, atol=0)
+
+
+@pytest.mark.parametrize("out_features", [33, 960])
+def test_a_row_has_the_same_bits_with_offsets_whoever_else_is_served(kernels, dtype, out_features):
+    x, packed = torch.randn(110, 96).to(dtype), pack_quantized(weight_with_offsets(out_features, 96))
+    together = kernels.packed_linear(x, packed, None)
+    for num_rows in (1, 2, 5, 16):
+        assert torch.equal(kernels.packed_linear(x[7 : 7 + num_rows], packed, None), together[7 : 7 + num_rows])
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 7, 50])

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from rayinfer_kernels import ops, reference
 from rayinfer_kernels.int4_blocks import GROUP_SIZE
-from rayinfer_kernels.packed_weight import WeightFormat
+from rayinfer_kernels.packed_weight import GroupOffsets, WeightFormat
 from rayinfer_kernels.quantized_weight import QuantizedWeight, pack_quantized, quantize, unpack_quantized
 from rayinfer_kernels.reference.quantized_rows import quantize_rows
 
@@ -92,8 +92,14 @@ def test_products_with_offsets_are_near_those_of_the_weight_they_stand_for():
 
 
 def with_offsets(quantized):
-    offsets = quantize(torch.randn(quantized.scales.shape), WeightFormat.INT8_DYNAMIC)
-    return QuantizedWeight(quantized.q, quantized.scales, quantized.format, offsets)
+    shape = quantized.scales.shape
+    offsets = GroupOffsets(
+        torch.randint(256, shape, dtype=torch.uint8),
+        torch.randint(-128, 128, shape, dtype=torch.int8),
+        (torch.rand(shape[:-1]) / 8).bfloat16().float(),
+        torch.randn(shape[:-1]).bfloat16().float(),
+    )
+    return QuantizedWeight(quantized.q, offsets.scales(), quantized.format, offsets)
 
 
 def test_outputs_that_fill_up_a_panel_are_zero():

@@ -1,4 +1,4 @@
-"""`rayinfer serve`: models behind an OpenAI-compatible port, until Ctrl-C."""
+"""`rayinfer serve`: models behind one port for every protocol, until Ctrl-C."""
 
 import contextlib
 import errno
@@ -35,7 +35,7 @@ Models = Annotated[
         show_default=False,
     ),
 ]
-Port = Annotated[int, typer.Option(min=1, max=MAX_PORT, help="port of the API")]
+Port = Annotated[int, typer.Option(min=1, max=MAX_PORT, help="port of HTTP, for all protocols")]
 ModelName = Annotated[
     str | None, typer.Option(help="name of the model in the API (default: MODEL); of several, MODEL=NAME each")
 ]
@@ -76,11 +76,18 @@ UnfinishedRequests = Annotated[int, typer.Option(min=1, help="requests with an i
 GrpcPort = Annotated[
     int | None,
     typer.Option(
-        min=0, max=65535, help="port of gRPC; 0: none (default: the one after --port, 8001, where that is free)"
+        min=0,
+        max=65535,
+        help="port of gRPC (KServe v2); 0: none (default: the one after --port, where that is free; none with "
+        "--ray-address)",
     ),
 ]
 WithExamples = Annotated[
     bool, typer.Option("--with-examples", help="serve the tensor models simple and identity as well")
+]
+ShutdownGrace = Annotated[
+    float,
+    typer.Option(min=0.0, help="seconds for open requests to finish after Ctrl-C or SIGTERM; others end with an error"),
 ]
 Host = Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 accepts other machines")]
 Replicas = Annotated[str | None, typer.Option(help="number of engines: N, or MIN:MAX to follow the load (default: 1)")]
@@ -108,7 +115,7 @@ def serve(
     host: Host = "127.0.0.1",
     replicas: Replicas = None,
     autoscaling: AutoscalingFile = None,
-    routers: Annotated[int, typer.Option(min=1, help="number of router processes")] = 1,
+    routers: Annotated[int, typer.Option(min=1, help="number of router processes, which answer clients")] = 1,
     profile: ProfileOption = Profile.LATENCY,
     limits: LimitsFile = None,
     request_limits: RequestLimitsFile = None,
@@ -125,10 +132,11 @@ def serve(
     enable_engine_control: EngineControl = False,
     with_examples: WithExamples = False,
     prioritize_engines: PrioritizeEngines = True,
+    shutdown_grace: ShutdownGrace = 10.0,
     access_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_access_options
     engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
 ) -> None:
-    """Serve one or more models over the OpenAI API until Ctrl-C; the engine options hold for all of them."""
+    """Serve models over HTTP (OpenAI, TGI, KServe v1 and v2, Megatron) and gRPC (KServe v2) until Ctrl-C."""
     interrupt_on_signals()
     service = Service(
         models=_named_models(model or [DEFAULT_MODEL], name),
@@ -141,6 +149,7 @@ def serve(
         limits=profile.limits | ({} if limits is None else mapping_in(limits)),
         ray_address=ray_address,
         prioritize_engines=prioritize_engines,
+        shutdown_grace_s=shutdown_grace,
         options={
             "request_timeout_s": request_timeout,
             "trace_requests": trace_requests,
@@ -157,9 +166,14 @@ def serve(
         },
         settings=profile.engine_settings | engine_settings,
     )
+    _start_in_environment(service)
+
+
+def _start_in_environment(service: Service) -> None:
+    """Start the service with the settings that Ray reads from the environment."""
     with contextlib.ExitStack() as files:
         more = files.enter_context(haproxy_files(service.host)) if service.has_haproxy else {}
-        set_ray_settings(owns_ray=ray_address is None, more=(THROUGHPUT_SETTINGS | more) if more else {})
+        set_ray_settings(owns_ray=service.ray_address is None, more=(THROUGHPUT_SETTINGS | more) if more else {})
         _start(service)
 
 

@@ -1,7 +1,6 @@
-"""Life of a service from the start of its Ray to Ctrl-C: start, announcement and monitoring."""
+"""Life of a service from the start of its Ray to Ctrl-C: start and announcement."""
 
 import contextlib
-import itertools
 import json
 import os
 import shlex
@@ -10,11 +9,12 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from rayinfer_deployments.cli.checked_folders import check_folder
+from rayinfer_deployments.cli.service_watch import watch
 from rayinfer_deployments.cli.terminal import Phases
 from rayinfer_deployments.cluster.haproxy_files import LOOPBACK
 from rayinfer_deployments.cluster.ray_environment import Profile
@@ -29,11 +29,9 @@ if TYPE_CHECKING:
     Cluster = ManagedCluster | AttachedCluster
 
 APPLICATION = "rayinfer"
-WATCH_S = 1.0
 POLL_S = 0.2
 ALL_ROUTERS_S = 30.0  # for the last router after the first
 CAPACITIES_S = 5.0  # for lines that only inform operators
-PRIORITIES_EVERY = 30  # checks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +48,7 @@ class Service:
     limits: dict[str, Any]
     ray_address: str | None
     prioritize_engines: bool
+    shutdown_grace_s: float
     options: dict[str, Any]  # of the application: what it does for each request
     settings: dict[str, Any]  # of the engines
 
@@ -102,7 +101,7 @@ def run_service(service: Service, folders: Mapping[str, Path], console: Console)
                     _bring_up(service, cluster, prepared, phases)
                     is_ready = True
                     _announce(service, console)
-                    _watch(service, cluster)
+                    watch(service, cluster, APPLICATION, console)
     except KeyboardInterrupt:
         console.print("stopped")
         if not is_ready:
@@ -113,18 +112,6 @@ def _attached(address: str, check: Callable[[], None]) -> "AttachedCluster":
     from rayinfer_deployments.cluster.attached_cluster import AttachedCluster
 
     return AttachedCluster(address, APPLICATION, check)
-
-
-def _watch(service: Service, cluster: "Cluster") -> NoReturn:
-    """Wait until the service fails or is interrupted; lower the priority of restarted background processes again."""
-    from rayinfer_deployments.cluster.process_priority import deprioritize_control_plane
-
-    for second in itertools.count():
-        cluster.check()
-        if service.prioritize_engines and cluster.owns_ray and second % PRIORITIES_EVERY == 0:
-            deprioritize_control_plane(os.getpid(), APPLICATION)
-        time.sleep(WATCH_S)
-    raise AssertionError("unreachable")
 
 
 def _prepare(service: Service, folders: Mapping[str, Path]) -> Prepared:
@@ -258,6 +245,7 @@ def _recorded(service: Service, cluster: "Cluster") -> AbstractContextManager[ob
         owns_ray=cluster.owns_ray,
         application=APPLICATION,
         has_tls=service.has_tls,
+        key_file=service.options.get("api_keys"),
     )
 
 

@@ -8,6 +8,9 @@ set -eu
 config=$3
 sed -i -e '/^frontend prometheus/,/^frontend http_frontend/ s/^\( *bind \):/\1127.0.0.1:/' \
     -e '/^listen stats/,$ s/^\( *bind \)\*:/\1127.0.0.1:/' "$config"
+# Routers take a client's address from this header, as every connection of theirs comes from here: no client names another.
+sed -i -e '/^frontend http_frontend/a\    http-request set-header X-Forwarded-For %[src]' \
+    -e '/^frontend http_frontend/a\    http-request del-header X-Forwarded-Proto' "$config"
 if [ -n "${RAYINFER_HAPROXY_HOST:-}" ]; then
     sed -i "/^frontend http_frontend/,/^backend/ s/^\( *bind \)127\.0\.0\.1:/\1$RAYINFER_HAPROXY_HOST:/" "$config"
 fi

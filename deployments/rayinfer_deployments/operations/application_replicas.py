@@ -43,7 +43,10 @@ class ApplicationReplicas:
         """Call a method of all replicas; those that do not answer are ignored."""
         if not await self.is_deployed():
             return []
-        response = self.handle(deployment).broadcast(method, *arguments)
+        try:
+            response = self.handle(deployment).broadcast(method, *arguments)
+        except KeyError:
+            return []  # Serve knows an application before its deployments
         try:
             results = await response.results_async(timeout_s=RESPONSE_TIMEOUT_S, return_exceptions=True)
         except (DeploymentUnavailableError, TimeoutError):

@@ -25,6 +25,7 @@ from rayinfer_deployments.operations.replica_calls import (
     within,
 )
 from rayinfer_deployments.operations.replica_counts import is_allowed_count, num_wanted, scaled, with_initial_replicas
+from rayinfer_deployments.operations.service_shutdown import ServiceShutdown
 from rayinfer_deployments.operations.service_startup import failure_of, redeploy
 from rayinfer_deployments.operations.weights_check import check_weights_fit
 
@@ -72,6 +73,7 @@ class ServiceOperations:
             "scale": self.scale,
             "limits": self.limits,
             "change_limits": self.change_limits,
+            **ServiceShutdown(self._replicas).by_name(),
         }
 
     async def status(self) -> dict[str, Any]:

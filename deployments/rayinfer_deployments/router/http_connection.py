@@ -6,8 +6,9 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from rayinfer.error_kinds import error_kind
 from rayinfer.errors import HeadersTooLarge, RequestError, RequestTooSlow, Unavailable
-from rayinfer.servers.error_responses import error_body, error_kind
+from rayinfer.servers.error_responses import error_body
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionTable, Phase
 from rayinfer_deployments.router.http10_response import Http10Response
 

@@ -5,57 +5,49 @@ import contextlib
 import gc
 import logging
 import sys
-import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ray import serve
-from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
-from tokenizers import Tokenizer as Backend
-from tokenizers.models import BPE
 
 from rayinfer.access.access_control import AccessControl
 from rayinfer.access.generation_usage import engine_load
 from rayinfer.errors import ConfigError
 from rayinfer.metrics.families import MetricsSnapshot
 from rayinfer.metrics.service_metrics import ServiceMetrics
-from rayinfer.models.checkpoints.sources import resolve_model
-from rayinfer.models.predictor_kind import predictor_kind
 from rayinfer.protocols import ControlAction, ServiceStatus
-from rayinfer.routing.dispatch import ENGINE_WAIT_S, Dispatcher
-from rayinfer.routing.first_tokens import FirstTokens
 from rayinfer.routing.limits import RouterLimits, router_limits, with_tenant_weights
 from rayinfer.servers.access.access_log import AccessLog
 from rayinfer.servers.app import build_app
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.kserve.example_models import example_models
+from rayinfer.servers.kserve.grpc.call_access import CallAccess
+from rayinfer.servers.kserve.grpc.calls import Calls
+from rayinfer.servers.kserve.grpc.methods import InferenceMethods
 from rayinfer.servers.kserve.grpc.server import GrpcLimits, GrpcServer
 from rayinfer.servers.kserve.inference import InferenceService
 from rayinfer.servers.kserve.repository import ModelRepository
 from rayinfer.servers.request_limits import DEFAULT_REQUEST_LIMITS, RequestLimits
-from rayinfer.servers.served_model import ServedModel, find_model
-from rayinfer.tokenization.chat_template import ChatTemplate, renderer
-from rayinfer.tokenization.tokenizer import Tokenizer
+from rayinfer.tokenization.chat_template import renderer
 from rayinfer.traces.generation_span import SpanRecorder, otlp_recorder
 from rayinfer.traces.trace_store import TraceStore
-from rayinfer_deployments.discovery.load_reports import report_to_replicas
-from rayinfer_deployments.discovery.scale_from_zero import RayTable, write_backlog
 from rayinfer_deployments.router.access_owner_actor import RemoteOwner
 from rayinfer_deployments.router.access_settings import AccessSettings
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits
-from rayinfer_deployments.router.engine_reconciler import EngineReconciler
-from rayinfer_deployments.router.grpc_port import GrpcAccess, bind_grpc_server
+from rayinfer_deployments.router.grpc_ingress import GrpcIngress
+from rayinfer_deployments.router.grpc_port import bind_grpc_server
 from rayinfer_deployments.router.http_server import HttpServer
+from rayinfer_deployments.router.open_responses import OpenResponses
+from rayinfer_deployments.router.routed_models import RoutedModels, RouterModel
 from rayinfer_deployments.router.sibling_metrics import SiblingMetrics
 from rayinfer_deployments.router.tls import ReloadedTls
 
 OPEN_ACCESS = AccessSettings()
 KEYS_S = 10.0  # for their owner's start
-CATCH_UP_S = 3.0  # at a service's start no engine is there yet, and clients should get that error
-FIRST_ENGINE_S = 60.0  # where there may be none: a router that has seen none does not know what the model is
+SETTLE_S = 0.5  # for the last words of responses that are ended
 SWITCH_INTERVAL_S = 0.001  # how long the event loop waits for a thread that prepares a request; Python's default: 5 ms
 
 # Young collections before a full one, instead of Python's 10. Requests of a thousand prompts brought several full ones
@@ -66,31 +58,13 @@ logger = logging.getLogger("ray.serve")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RouterScaling:
-    """Router settings of a model whose number of engines follows the load."""
-
-    ttft_objective_s: float
-    cold_start_timeout_s: float  # how long requests wait where there is no engine
-    max_replicas: int = 1  # that the load may bring
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RouterModel:
-    """A model that the router serves: its name, tokenizer source and engine deployment."""
-
-    name: str
-    source: str  # whatever `resolve_model` understands
-    engines: DeploymentHandle
-    scaling: RouterScaling | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RouterReport:
     """Limits of a router and state of its models at one moment."""
 
     router: str  # its replica's name
     limits: RouterLimits
     models: dict[str, ServiceStatus]
+    key_error: str = ""  # what is wrong with the key file, while the last keys apply
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +76,7 @@ class ListenAddress:
 
 
 @serve.ingress()
-class Router:
+class Router(GrpcIngress):
     """Ingress deployment; Serve builds its HTTP application in the replica, after `__init__`: it is never pickled."""
 
     async def __init__(  # type: ignore[misc] # Serve awaits it
@@ -129,7 +103,11 @@ class Router:
         self._access: AccessControl | None = None
         self._access_log: AccessLog | None = None
         self._spans: SpanRecorder | None = None
-        self._dispatchers: list[Dispatcher] = []
+        self._traces = TraceStore() if trace_requests else None
+        self._router_id = serve.get_replica_context().replica_tag
+        self._metrics = ServiceMetrics(self._router_id)
+        self._models = RoutedModels(self._router_id, self._metrics, self._traces)
+        self._open_responses = OpenResponses()
         self._following: list[asyncio.Task[None]] = []
         log_to_serve()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -140,29 +118,21 @@ class Router:
         self._request_limits = request_limits
         self._trust_request_chat_template = trust_request_chat_template
         self._drain_timeout_s = drain_timeout_s
-        self._traces = TraceStore() if trace_requests else None
         self._limits = RouterLimits()  # until Serve brings those that were asked for
-        self._router_id = serve.get_replica_context().replica_tag
-        self._metrics = ServiceMetrics(self._router_id)
         self._sibling_metrics = SiblingMetrics(self._router_id)
-        self._reconcilers: list[EngineReconciler] = []
         if otlp_traces_endpoint is not None:
             self._spans = await asyncio.to_thread(otlp_recorder, otlp_traces_endpoint, self._router_id)
         self._access_settings = access
         self._access_log = None if access.log is None else AccessLog(Path(access.log))
         self._access = None if access.key_file is None else self._control_access(access.key_file)
-        self._models = {model.name: await self._serve_model(model) for model in models}
-        self._kserve = InferenceService(
-            GenerationService(self._models, request_timeout_s, self._traces, request_limits, self._access, self._spans),
-            ModelRepository(self._models, example_models() if with_examples else ()),
-        )
+        for model in models:
+            await self._models.add(model)
+        self._kserve = self._build_kserve(with_examples=with_examples)
+        self._call_access = CallAccess(self._access, self._access_log, trust_tenant_header)
+        calls = Calls(self._call_access, self._metrics)
+        self.grpc_methods = InferenceMethods(self._kserve, calls, max_message_bytes=max_body_bytes)
         await asyncio.to_thread(renderer)  # the first chat should not wait for it
-        # A router that replaces another, or joins others, has to answer as soon as clients reach it.
-        waits_s = [CATCH_UP_S if model.scaling is None else FIRST_ENGINE_S for model in models]
-        await asyncio.gather(
-            self._wait_for_keys(),
-            *(reconciler.wait_complete(s) for reconciler, s in zip(self._reconcilers, waits_s, strict=True)),
-        )
+        await asyncio.gather(self._wait_for_keys(), self._models.wait_for_engines())
         collect_garbage_rarely()
         await self._open_ports(listen_on, grpc_on, connection_limits)
 
@@ -183,7 +153,8 @@ class Router:
         return RouterReport(
             router=self._router_id,
             limits=self._limits,
-            models={name: model.generator.status() for name, model in self._models.items()},
+            models={name: model.generator.status() for name, model in self._models.served.items()},
+            key_error="" if self._access is None else self._access.key_error,
         )
 
     async def metrics_snapshot(self) -> MetricsSnapshot:
@@ -195,23 +166,35 @@ class Router:
 
         Raises UnknownModel, NotReady or WrongEngineState, the first of them at the end.
         """
-        chosen = self._models.values() if model is None else [find_model(self._models, model)]
-        engines = [served.engines for served in chosen if served.engines is not None]
-        outcomes = await asyncio.gather(*(each.control(action) for each in engines), return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+        await self._models.control(action, model)
 
     async def remove_engine(self, engine: str) -> bool:
         """Migrate an engine's streams and send it no more requests; returns whether it was known."""
-        return any(reconciler.remove(engine) for reconciler in self._reconcilers)
+        return self._models.remove_engine(engine)
+
+    async def stop_admitting(self) -> int:
+        """Refuse new requests from now on, as the service shuts down; returns how many are open.
+
+        With none, it does what `end_requests` does: a service without requests ends after one call.
+        """
+        num_open = self._models.stop_admitting()
+        if not num_open:
+            await self.end_requests()
+        return num_open
+
+    async def end_requests(self) -> None:
+        """End open requests with an error in their protocols' forms, and write usage and logs; the ports stay open."""
+        await self._models.close()
+        calls_end = asyncio.sleep(0) if self._grpc_server is None else self._grpc_server.close(SETTLE_S)
+        await asyncio.gather(self._open_responses.wait_closed(SETTLE_S), calls_end)
+        await self._write_records()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._build_app(echoes_request_id=False)  # Serve's proxy puts it on every answer
 
     def _build_app(self, *, echoes_request_id: bool) -> ASGIApp:
-        return build_app(
-            self._models,
+        app = build_app(
+            self._models.served,
             self._metrics,
             max_body_bytes=self._max_body_bytes,
             request_timeout_s=self._request_timeout_s,
@@ -228,6 +211,15 @@ class Router:
             cors_origins=self._access_settings.cors_origins,
             kserve=self._kserve,
         )
+        app.add_middleware(self._open_responses.counted)
+        return app
+
+    def _build_kserve(self, *, with_examples: bool) -> InferenceService:
+        served = self._models.served
+        generation = GenerationService(
+            served, self._request_timeout_s, self._traces, self._request_limits, self._access, self._spans
+        )
+        return InferenceService(generation, ModelRepository(served, example_models() if with_examples else ()))
 
     async def _wait_for_keys(self) -> None:
         """Wait until the keys are known, for a limited time: requests are refused until then."""
@@ -260,72 +252,43 @@ class Router:
             address.host,
             address.port,
             limits=GrpcLimits(max_message_bytes=self._max_body_bytes, max_connections=limits.max_connections),
-            access=GrpcAccess(self._access, self._access_settings.tls, self._trust_tenant_header),
+            access=self._call_access,
+            tls=self._access_settings.tls,
         )
 
     async def __del__(self) -> None:
         """Disconnect from the engines; Serve has drained requests, except those on the router's own ports."""
         servers = [server for server in (self._http_server, self._grpc_server) if server is not None]
-        await asyncio.gather(*(server.close(self._drain_timeout_s) for server in servers))
-        if self._access is not None:
-            with contextlib.suppress(Exception):
-                await self._access.synchronize()  # the rest of the usage
-        if self._access_log is not None:
-            await asyncio.to_thread(self._access_log.close)
-        if self._spans is not None:
-            await asyncio.to_thread(self._spans.close)
+        closing = asyncio.gather(*(server.close(self._drain_timeout_s + SETTLE_S) for server in servers))
+        await asyncio.wait([closing], timeout=self._drain_timeout_s)
+        await self._models.close()  # requests that are still open get an error
+        await closing
+        await self._write_records()
         for task in self._following:
             task.cancel()
-        await asyncio.gather(*(dispatcher.close() for dispatcher in self._dispatchers))
 
-    async def _serve_model(self, model: RouterModel) -> ServedModel:
-        folder = await asyncio.to_thread(resolve_model, model.source, progress=False)
-        tokenizer, chat_template = read_text_files(folder)
-        scaling = model.scaling
-        first_tokens = None if scaling is None else FirstTokens(scaling.ttft_objective_s)
-        dispatcher = Dispatcher(
-            model.name,
-            tokenizer,
-            self._metrics,
-            router_id=self._router_id,
-            traces=self._traces,
-            engine_wait_s=ENGINE_WAIT_S if scaling is None else scaling.cold_start_timeout_s,
-            first_tokens=first_tokens,
-            max_engines=1 if scaling is None else scaling.max_replicas,
-        )
-        reconciler = EngineReconciler(dispatcher.engines)
-        self._reconcilers.append(reconciler)
-        self._follow(reconciler.follow(model.engines))
-        if first_tokens is not None:
-            self._follow(report_to_replicas(model.engines, self._router_id, first_tokens.counts))
-            self._follow(
-                write_backlog(
-                    RayTable(),
-                    model.engines.app_name,
-                    model.engines.deployment_name,
-                    self._router_id,
-                    lambda: dispatcher.needs_engine,
-                    first_tokens.counts,
-                )
-            )
-        self._dispatchers.append(dispatcher)
-        return ServedModel(
-            name=model.name,
-            generator=dispatcher,
-            tokenizer=tokenizer,
-            chat_template=chat_template,
-            created=int(time.time()),
-            engines=dispatcher.engine_set_control,
-        )
+    async def _write_records(self) -> None:
+        """Write the rest of the usage, of the access log and of spans."""
+        if self._access is not None:
+            with contextlib.suppress(Exception):
+                await self._access.synchronize()
+        log, self._access_log = self._access_log, None
+        if log is not None:
+            await asyncio.to_thread(log.close)
+        spans, self._spans = self._spans, None
+        if spans is not None:
+            await asyncio.to_thread(spans.close)
 
     def _control_access(self, key_file: str) -> AccessControl:
         application = serve.get_replica_context().app_name
         access = AccessControl(
             self._router_id,
             RemoteOwner(application, key_file),
-            engine_load=lambda model: engine_load(self._models[model].generator),
+            engine_load=lambda model: engine_load(self._models.served[model].generator),
             on_keys=lambda _: self._apply_limits(),
+            on_key_error=lambda error: self._metrics.set_key_file_valid(not error),
         )
+        self._metrics.set_key_file_valid(True)
         self._follow(access.follow())
         return access
 
@@ -333,19 +296,11 @@ class Router:
         """Apply the limits, with the tenants of keys among them, to all models."""
         keys = None if self._access is None else self._access.authenticator.keys
         limits = self._limits if keys is None else with_tenant_weights(self._limits, keys.tenant_weights())
-        for dispatcher in self._dispatchers:
-            dispatcher.change_limits(limits)
+        self._models.change_limits(limits)
 
     def _follow(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine until the router ends."""
         self._following.append(asyncio.get_running_loop().create_task(work))
-
-
-def read_text_files(folder: Path) -> tuple[Tokenizer, ChatTemplate]:
-    """Read a model's tokenizer and chat template: one of no tokens for images, none for models of other numbers."""
-    kind = predictor_kind(folder)
-    tokenizer = Tokenizer(Backend(BPE())) if kind == "image" else Tokenizer.from_folder(folder)
-    return tokenizer, ChatTemplate.from_folder(folder) if kind is None else ChatTemplate({}, {})
 
 
 def collect_garbage_rarely() -> None:

@@ -145,7 +145,7 @@ class CpuKernels:
         check_weight(weight, in_features, self.dtype)
         if weight.panels.dim() != (4 if weight.format is WeightFormat.INT4_DYNAMIC else 5):
             raise ValueError("grouped_gemm needs a weight for each group")
-        if weight.offsets is not None:
+        if weight.has_offsets:
             raise ValueError("grouped_gemm takes no weight with offsets of groups")
         group_starts = self._checks.group_starts(group_starts, num_groups, num_rows)
         out = torch.empty((num_rows, weight.out_features), dtype=x.dtype)

@@ -69,14 +69,20 @@ def _quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tens
 
 
 def _sum_of_groups(rows: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
-    # One group after the other, as the kernels do: then every bit is the same, for a scale of bfloat16 times a group's
-    # sum has no more digits than float32.
-    if weight.offsets is None:
-        out = torch.zeros(*rows.shape[:-1], len(weight.q), device=rows.device)
-    else:
-        groups = F.pad(rows, (0, -rows.shape[-1] % GROUP_SIZE)).view(*rows.shape[:-1], -1, GROUP_SIZE)
-        out = _quantized_linear(groups.sum(-1), weight.offsets, None)
-    for group, scales in enumerate(weight.scales.T):
+    # One group after the other, as the kernels do: then every bit is the same, for a scale of bfloat16 or of eight bits
+    # times a group's sum has no more digits than float32.
+    if (offsets := weight.offsets) is None:
+        return _add_groups(
+            torch.zeros(*rows.shape[:-1], len(weight.q), device=rows.device), rows, weight, weight.scales
+        )
+    groups = F.pad(rows, (0, -rows.shape[-1] % GROUP_SIZE)).view(*rows.shape[:-1], -1, GROUP_SIZE)
+    sums = quantize_rows(groups.sum(-1))
+    out = (sums.q.double() @ offsets.q.double().T).float() * offsets.ratios * sums.scales
+    return _add_groups(out, rows, weight, offsets.scale_q.float()) * offsets.units
+
+
+def _add_groups(out: torch.Tensor, rows: torch.Tensor, weight: QuantizedWeight, scales: torch.Tensor) -> torch.Tensor:
+    for group, of_group in enumerate(scales.T):
         part = slice(group * GROUP_SIZE, (group + 1) * GROUP_SIZE)
-        out += rows[..., part] @ weight.q[:, part].float().T * scales
+        out += rows[..., part] @ weight.q[:, part].float().T * of_group
     return out

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from rayinfer.error_kinds import error_kind
 from rayinfer.errors import RequestFailed
-from rayinfer.servers.error_responses import error_kind, json_response
+from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.generation.prompt_outputs import PromptOutput
 from rayinfer.servers.generation.run_until_disconnect import run_until_disconnect
 from rayinfer.servers.generation.server_sent_events import EVENT_HEADERS, EVENT_STREAM, KEEP_ALIVE

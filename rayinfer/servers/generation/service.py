@@ -11,11 +11,12 @@ from fastapi import Request
 
 from rayinfer.access.access_control import AccessControl
 from rayinfer.access.generation_usage import EngineClock, GenerationUsage
+from rayinfer.errors import ShuttingDown
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.caller import RequestContext
 from rayinfer.servers.generation.generation_spans import generation_span
-from rayinfer.servers.generation.key_limits import within_key_limits
+from rayinfer.servers.generation.key_limits import check_model_and_priority, reserved_tokens, within_key_limits
 from rayinfer.servers.generation.prompt_outputs import PromptLists, PromptOutput, generate_outputs
 from rayinfer.servers.json_body import LONG_BODY_BYTES, LongBodies, decode_object, read_body
 from rayinfer.servers.request_limits import DEFAULT_REQUEST_LIMITS, RequestLimits
@@ -100,6 +101,8 @@ class GenerationService:
 
         Raises RequestError and Unavailable at once, or with the first output.
         """
+        if isinstance(refusal := generation.model.generator.overload(), ShuttingDown):
+            raise refusal  # here, as the rest of a list of prompts that has begun is still admitted
         self.limits.check_params(generation.params)
         self.limits.check_num_choices(len(generation.prompts), generation.params.n)
         if self._access is None and context.record is None and self._spans is None:
@@ -147,7 +150,20 @@ class GenerationService:
         name, prompts = generation.model.name, generation.prompts
         if self._access is None:
             return nullcontext(GenerationUsage("", name, prompts, EngineClock()))
-        return self._access.admit(context.caller, name, prompts)
+        return self._access.admit(
+            context.caller,
+            name,
+            prompts,
+            num_choices=generation.params.n,
+            max_tokens=reserved_tokens(context.caller, generation),
+        )
+
+    def admit_inference(self, context: RequestContext, model: str, priority: int) -> AbstractContextManager[None]:
+        """Hold the caller's place for an inference without tokens, and count it; raises RayinferError when refused."""
+        if self._access is None:
+            return nullcontext()
+        check_model_and_priority(context.caller, model, priority)
+        return self._access.admit_inference(context.caller, model)
 
     def _start(
         self, context: RequestContext, generation: PreparedGeneration, response_id: str

@@ -52,21 +52,21 @@ def generation_paths() -> list[str]:
     return [*_aliases(PREFIX, CHAT_COMPLETIONS), *_aliases(PREFIX, COMPLETIONS)]
 
 
-def add_openai_routes(
-    app: FastAPI, service: GenerationService, *, trusts_request_chat_template: bool = False
-) -> TokenizeEndpoints:
-    """Add the paths of OpenAI's protocol to an application; returns the endpoints of paths that others share."""
-    endpoints = OpenAIEndpoints(service, trusts_request_chat_template=trusts_request_chat_template)
+def add_openai_routes(app: FastAPI, endpoints: OpenAIEndpoints, tokenizers: TokenizeEndpoints) -> None:
+    """Add the paths of OpenAI's protocol to an application."""
     _add_post(app, PREFIX, CHAT_COMPLETIONS, endpoints.create_chat_completion, "ChatCompletion", streams=True)
     _add_post(app, PREFIX, COMPLETIONS, endpoints.create_completion, "Completion", streams=True)
     _add_get(app, PREFIX, MODELS, endpoints.list_models, responses(reference("ModelList"), *READ_ERRORS))
     one_model = responses(reference("Model"), 404, 503, *READ_ERRORS)
     _add_get(app, PREFIX, MODELS + "/{model_id:path}", endpoints.retrieve_model, one_model)
-    tokenizers = TokenizeEndpoints(service, trusts_request_chat_template=trusts_request_chat_template)
     _add_post(app, "", DETOKENIZE, tokenizers.detokenize, "Detokenize")
     info = responses(reference("TokenizerInfo"), 400, 404, 503, *READ_ERRORS)
     _add_get(app, "", TOKENIZER_INFO, tokenizers.tokenizer_info, info, {"parameters": [_MODEL_PARAMETER]})
     add_unserved_task_routes(app)
+
+
+def add_openai_schemas(app: FastAPI, service: GenerationService, *, trusts_request_chat_template: bool = False) -> None:
+    """Describe the bodies of the paths, as far as settings and models allow at that moment."""
 
     def schemas() -> dict[str, Any]:
         trusts = trusts_request_chat_template
@@ -74,7 +74,6 @@ def add_openai_routes(
         return {**RESPONSE_SCHEMAS, **bodies}
 
     add_component_schemas(app, schemas)
-    return tokenizers
 
 
 def _add_post(app: FastAPI, prefix: str, path: str, endpoint: Any, schema: str, *, streams: bool = False) -> None:

@@ -3,7 +3,6 @@
 from fastapi import FastAPI
 
 from rayinfer.servers.documented_routes import add_body_schemas, add_route
-from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.openai.schemas import ConversationBody
 from rayinfer.servers.openapi import TGI_ERRORS
 from rayinfer.servers.path_models import PATH_MODEL
@@ -14,9 +13,8 @@ GENERATE, GENERATE_STREAM, CHAT_TOKENIZE = "/generate", "/generate_stream", "/ch
 TGI_GENERATION_PATHS = ("/", "/invocations", *(path + end for path in (GENERATE, GENERATE_STREAM) for end in ("", "/")))
 
 
-def add_tgi_routes(app: FastAPI, service: GenerationService) -> None:
+def add_tgi_routes(app: FastAPI, endpoints: TgiEndpoints) -> None:
     """Add the paths that are TGI's alone to an application."""
-    endpoints = TgiEndpoints(service)
     for path, endpoint, body in (
         (GENERATE, endpoints.generate, GenerateBody),
         (GENERATE_STREAM, endpoints.generate_stream, GenerateBody),

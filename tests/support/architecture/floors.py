@@ -19,6 +19,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.attention",
         "rayinfer.tokenization",
         "rayinfer.config",
+        "rayinfer.error_kinds",
         "rayinfer.sampling_params",
         "rayinfer.sampling_defaults",
         "rayinfer.priority_queue",

@@ -20,6 +20,7 @@ def service(port, grpc_port=None, ray_address=None):
         limits={},
         ray_address=ray_address,
         prioritize_engines=True,
+        shutdown_grace_s=0.0,
         options={},
         settings={},
     )

@@ -41,7 +41,7 @@ def test_numbers_are_those_of_the_file():
     kept = keep_grid(numbers * 0.25 - 3.0)
     assert torch.equal(kept.q.int(), numbers - 8)
     assert torch.equal(kept.scales, torch.full((4, 1), 0.25))
-    torch.testing.assert_close(kept.dequantize(), numbers * 0.25 - 3.0)
+    torch.testing.assert_close(kept.dequantize(), numbers * 0.25 - 3.0, atol=1e-3, rtol=0)
 
 
 def test_a_weight_of_zeros_stays_zero():
@@ -79,7 +79,7 @@ def test_int4_leaves_such_products_as_they_are_and_calibrates_the_others(folder,
     assert len(four_bits) == 8
     for name in four_bits:
         packed, weight = made.get_submodule(name).packed, original.get_submodule(name).weight
-        assert (packed.offsets is None) == (name == "model.layers.1.mlp.down_proj")
+        assert (not packed.has_offsets) == (name == "model.layers.1.mlp.down_proj")
         error = (packed.rows(torch.arange(packed.num_rows)) - weight).norm() / weight.norm()
-        assert error < (0.02 if packed.offsets is not None else 0.2), name
+        assert error < (0.02 if packed.has_offsets else 0.2), name
     assert torch.equal(logits_of(found), logits_of(made))

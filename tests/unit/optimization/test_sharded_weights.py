@@ -103,8 +103,9 @@ def test_parts_of_rows_stand_for_the_same_weight(format, columns):
 @pytest.mark.parametrize("columns", [range(0, 40), range(40, 100), range(96, 100)])
 def test_parts_of_rows_and_of_inputs_keep_the_offsets_of_their_groups(columns):
     plain = ops.quantize(torch.randn(7, 100), ops.WeightFormat.INT4_DYNAMIC)
-    offsets = ops.quantize(torch.randn(7, 4), ops.WeightFormat.INT8_DYNAMIC)
-    whole = ops.QuantizedWeight(plain.q, plain.scales, plain.format, offsets)
+    scale_q, q = torch.randint(256, (7, 4), dtype=torch.uint8), torch.randint(-128, 128, (7, 4), dtype=torch.int8)
+    offsets = ops.GroupOffsets(scale_q, q, torch.rand(7).bfloat16().float(), torch.randn(7).bfloat16().float())
+    whole = ops.QuantizedWeight(plain.q, offsets.scales(), plain.format, offsets)
     part = shard_of(whole, ShardSlice(1, (columns,))).dequantize()
     assert torch.equal(part[:, -len(columns) :], whole.dequantize()[:, columns.start : columns.stop])
     assert torch.equal(shard_of(whole, ShardSlice(0, (range(2, 5),))).dequantize(), whole.dequantize()[2:5])

@@ -1,9 +1,9 @@
 import pytest
 
+from rayinfer.error_kinds import error_kind
 from rayinfer.errors import QueueFull, StartingQueueFull
 from rayinfer.routing.admission import MAX_RETRY_AFTER_S, STARTING_RETRY_AFTER_S, AdmissionControl
 from rayinfer.routing.limits import RouterLimits
-from rayinfer.servers.error_responses import error_kind
 from support.fakes.virtual_time import FakeClock
 
 

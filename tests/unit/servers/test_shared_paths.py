@@ -1,8 +1,10 @@
 from dataclasses import replace
 
 import pytest
+from httpx import ASGITransport, AsyncClient
 
 from rayinfer.errors import QueueFull
+from rayinfer.servers.app import build_app
 from support.fakes.fake_generator import FakeGenerator
 
 INPUTS = {"inputs": "hello there"}
@@ -22,9 +24,9 @@ async def test_a_browser_gets_a_page_with_the_models_and_links(client, models):
     response = await client.get("/", headers={"accept": PAGE})
     assert response.headers["content-type"].startswith("text/html")
     assert response.headers["vary"] == "Accept"
-    for said in ("org/tiny", "&lt;b&gt;", 'href="/docs"', 'href="/metrics"', 'href="/ready"'):
+    for said in ("org/tiny", "&lt;b&gt;", 'href="/openapi.json"', 'href="/metrics"', 'href="/ready"'):
         assert said in response.text
-    for path in ("/docs", "/metrics", "/ready"):
+    for path in ("/openapi.json", "/metrics", "/ready"):
         assert (await client.get(path)).status_code == 200
 
 
@@ -126,3 +128,13 @@ async def test_the_names_that_tgis_clients_send_mean_the_only_model(client, mode
     refused = await client.post("/v1/chat/completions", json=body)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
     assert "org/tiny, other" in refused.json()["error"]["message"]
+
+
+async def test_templates_of_requests_are_trusted_on_shared_paths_as_on_openais_own(models, metrics, generator):
+    app = build_app(models, metrics, trusts_request_chat_template=True)
+    async with AsyncClient(transport=ASGITransport(app), base_url="http://service") as client:
+        for path in ("/invocations", "/v1/chat/completions"):
+            response = await client.post(path, json={"model": "org/tiny", "chat_template": "hi", **CHAT})
+            assert response.status_code == 200, response.text
+    prompts = [request.prompt_token_ids for request in generator.requests]
+    assert prompts[0] == prompts[1]

@@ -25,9 +25,12 @@ using Plain = std::conditional_t<std::is_same_v<T, bfloat16> && kHasBfloat16Prod
 // Whether rows are quantized when they are encoded.
 inline bool is_dynamic(Format format) { return format == Format::int8_dynamic || format == Format::int4_dynamic; }
 
-// What stands before the numbers of a quantized row; behind them, if they have signs, stands what groups of them begin with.
+// What stands before the numbers of a quantized row; behind them, for weights of four bits, stands what is known of groups.
 struct alignas(kRowAlignment) QuantizedRow {
     float scale;  // a number is its eight bits times this; NaN for a row that holds an infinity or NaN
+    // Of the sums of groups: a sum is about its eight bits times this; and -128 times the total of those bits.
+    float sum_scale;
+    int32_t sum_start;
 };
 
 inline uint8_t* quantized_numbers(void* row) { return (uint8_t*)row + sizeof(QuantizedRow); }
@@ -42,7 +45,7 @@ inline const int32_t* group_offsets(const void* row, int64_t padded_width) {
     return group_offsets((void*)row, padded_width);
 }
 
-// Behind them, the sums of groups as a quantised row of their own: what offsets of groups are multiplied with.
+// Behind them, the sums themselves, rounded to eight bits with a sign: what offsets of groups are multiplied with.
 inline uint8_t* group_sums(void* row, int64_t padded_width) {
     const int64_t bytes = padded_width / kGroupSize * (int64_t)sizeof(int32_t);
     return (uint8_t*)group_offsets(row, padded_width) + rounded_up(bytes, kRowAlignment);
@@ -69,7 +72,7 @@ int64_t encoded_row_bytes(Format format, int64_t width) {
         const int64_t plain = (int64_t)sizeof(QuantizedRow) + rounded_up(numbers, kRowAlignment);
         if (format == Format::int8_dynamic) return plain;
         const int64_t groups = numbers / kGroupSize, offsets = groups * (int64_t)sizeof(int32_t);
-        return plain + rounded_up(offsets, kRowAlignment) + encoded_row_bytes<T>(Format::int8_dynamic, groups);
+        return plain + rounded_up(offsets, kRowAlignment) + rounded_up(groups, kRowAlignment);
     }
     return rounded_up(numbers * (int64_t)sizeof(Plain<T>), kRowAlignment);
 }

@@ -1,19 +1,25 @@
 // Products of weights of four bits in groups with rows of eight bits.
 //
 // A group's sum is an exact integer; times its scale, which has few digits, it is an exact float32. So only the additions
-// of groups round, and they are done in the order of groups.
+// of groups round, and they are done in the order of groups, behind the products with offsets, if there are any.
 
 #include "gemm/byte_sums.h"
 #include "core/fetch_ahead.h"
 #include "gemm/panel_products.h"
 #include "gemm/row_tiles.h"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace rayinfer {
 namespace {
 
+constexpr int64_t kNumberBytes = kGroupSize * kPanelWidth / 2;  // of a group
+
 // See int4_blocks.py.
 struct Block {
-    uint8_t numbers[kGroupSize * kPanelWidth / 2];
+    uint8_t numbers[kNumberBytes];
     uint32_t scales[kPanelWidth / 2];  // of output n in the lower half, of output n + 16 in the upper half
 };
 static_assert(sizeof(Block) == 576);
@@ -26,93 +32,113 @@ constexpr int kLinesPerGroup = 3;
 constexpr int64_t kStep = kVectors * kByteLanes;  // outputs of a tile
 // Each of a tile's sums is kept as an integer and as a float.
 constexpr int64_t kMostRows = kByteLanes < 16 ? 2 : RAYINFER_HAS_BYTE_DOTS ? 6 : 3;
+constexpr int64_t kAhead = 2 * kStreamAhead;  // at this distance it measured fastest
 
-inline SumFloats scales_of(const Block& block, int64_t output) {
-    const Quads both = load_raw<Quads>(block.scales + output % kHalf);
-    return (SumFloats)(output < kHalf ? both << 16 : both & 0xffff0000u);
-}
-
-// What groups add to the weights of a tile's outputs, with eight bits; multiplied by the sums of groups.
-struct Offsets {
-    const int8_t* columns;  // null where there are none
-    int64_t num_quads;      // of groups
-    const int32_t* column_sums;
-    const float* scales;
-};
+typedef uint8_t ScaleBytes __attribute__((vector_size(kByteLanes)));
 
 struct TileTask {
     const uint8_t* rows;
     int64_t row_bytes;
-    const Block* blocks;
-    Offsets offsets;
+    const uint8_t* panel;
     int64_t num_groups;
     int64_t output;  // the first of the tile's, in the panel
     float* out;
     int64_t out_stride;
-    bool is_alone;      // no other tile reads the same blocks
-    const char* ahead;  // what to fetch if it is not, some lines for each group
+    bool is_alone;      // no other tile reads the same panel
+    const char* ahead;  // what to fetch, some lines for each group
     int64_t ahead_step;
 };
 
-template <int Rows>
-inline __attribute__((always_inline)) void add_offsets(const TileTask& task, SumFloats (&totals)[Rows][kVectors]) {
-    constexpr Sign sign = Sign::columns;
-    const Offsets& offsets = task.offsets;
-    const uint8_t* rows = group_sums(task.rows, task.num_groups * kGroupSize);
-    ByteSums sums[Rows][kVectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-        const ByteSums moved = load_raw<ByteSums>(offsets.column_sums + v * kByteLanes) * -128;
-#pragma GCC unroll 8
-        for (int r = 0; r < Rows; ++r) sums[r][v] = moved;
+struct Blocks {
+    static constexpr int64_t kNumberStep = sizeof(Block), kScaleStep = sizeof(Block);  // from a group to the next
+    static constexpr int kLinesAlone = sizeof(Block) / kLine;
+    static int64_t numbers(int64_t) { return 0; }
+    static int64_t scales(int64_t) { return kNumberBytes; }
+    static SumFloats load_scales(const uint8_t* from, int64_t output) {
+        const Quads both = load_raw<Quads>(from + output % kHalf * 4);
+        return (SumFloats)(output < kHalf ? both << 16 : both & 0xffff0000u);
     }
-    for (int64_t quad = 0; quad < offsets.num_quads; ++quad) {
-        decltype(prepared_columns<sign>(Quads{})) columns[kVectors];
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v)
-            columns[v] = prepared_columns<sign>(load_raw<Quads>(offsets.columns + quad * kQuadBytes + v * kByteLanes * 4));
-#pragma GCC unroll 8
-        for (int r = 0; r < Rows; ++r) {
-            const uint8_t* numbers = quantized_numbers(rows + r * task.row_bytes) + quad * 4;
-            const auto row = prepared_row<sign>(load_raw<uint32_t>(numbers));
-#pragma GCC unroll 8
-            for (int v = 0; v < kVectors; ++v) add_products<sign>(sums[r][v], columns[v], row);
-        }
+};
+
+struct WithOffsets {
+    static constexpr int64_t kNumberStep = kNumberBytes, kScaleStep = kPanelWidth;
+    static constexpr int kLinesAlone = kNumberBytes / kLine + 2;
+    static int64_t numbers(int64_t num_groups) { return OffsetPanel{num_groups}.numbers(); }
+    static int64_t scales(int64_t num_groups) { return OffsetPanel{num_groups}.scales(); }
+    static SumFloats load_scales(const uint8_t* from, int64_t output) {
+#if defined(__AVX512BW__)
+        return (SumFloats)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(from + output))));
+#else
+        return __builtin_convertvector(__builtin_convertvector(load_raw<ScaleBytes>(from + output), ByteSums), SumFloats);
+#endif
     }
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-        const SumFloats scales = load_raw<SumFloats>(offsets.scales + v * kByteLanes);
-#pragma GCC unroll 8
-        for (int r = 0; r < Rows; ++r) {
-            const float row_scale = ((const QuantizedRow*)(rows + r * task.row_bytes))->scale;
-            totals[r][v] = __builtin_convertvector(sums[r][v], SumFloats) * scales * row_scale;
-        }
-    }
+};
+
+// A scale's unit has the upper half of an output's word; what turns products with offsets into that unit has the lower.
+inline Quads load_units(const TileTask& task, int v) {
+    return load_raw<Quads>(task.panel + (task.output + v * kByteLanes) * 4);
+}
+
+inline const QuantizedRow& header_of(const TileTask& task, int64_t row) {
+    return *(const QuantizedRow*)(task.rows + row * task.row_bytes);
 }
 
 template <int Rows>
+inline __attribute__((always_inline)) void add_offsets(const TileTask& task, SumFloats (&totals)[Rows][kVectors]) {
+    constexpr Sign sign = Sign::rows;
+    const uint8_t* rows = group_sums(task.rows, task.num_groups * kGroupSize);
+    const uint8_t* columns = task.panel + OffsetPanel{task.num_groups}.offsets() + task.output * 4;
+    ByteSums sums[Rows][kVectors];
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = ByteSums{} + header_of(task, r).sum_start;
+    for (int64_t group = 0; group < task.num_groups; group += 4, columns += kQuadBytes) {
+        decltype(prepared_columns<sign>(Quads{})) prepared[kVectors];
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v)
+            prepared[v] = prepared_columns<sign>(load_raw<Quads>(columns + v * kByteLanes * 4));
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r) {
+            const auto row = prepared_row<sign>(load_raw<uint32_t>(rows + r * task.row_bytes + group));
+#pragma GCC unroll 8
+            for (int v = 0; v < kVectors; ++v) add_products<sign>(sums[r][v], prepared[v], row);
+        }
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+        const SumFloats ratios = (SumFloats)(load_units(task, v) << 16);
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r)
+            totals[r][v] = __builtin_convertvector(sums[r][v], SumFloats) * ratios * header_of(task, r).sum_scale;
+    }
+}
+
+template <int Rows, class Layout>
 __attribute__((noinline)) void multiply_tile(const TileTask& task) {
     constexpr Sign sign = Sign::rows;
+    constexpr bool kHasOffsets = std::is_same_v<Layout, WithOffsets>;
     // With registers of sixteen lanes a tile is the whole panel.
     const int64_t output = kStep == kPanelWidth ? 0 : task.output, row_bytes = task.row_bytes;
     const uint8_t* numbers = quantized_numbers(task.rows);
-    const uint8_t* offsets = (const uint8_t*)group_offsets(task.rows, task.num_groups * kGroupSize);
+    const uint8_t* starts = (const uint8_t*)group_offsets(task.rows, task.num_groups * kGroupSize);
+    const uint8_t* scales_at = task.panel + Layout::scales(task.num_groups);
+    const uint8_t* columns = task.panel + Layout::numbers(task.num_groups);
     const char* ahead = task.ahead;
     SumFloats totals[Rows][kVectors] = {};
-    if (task.offsets.columns) add_offsets(task, totals);
-    for (const Block *block = task.blocks, *end = block + task.num_groups; block < end; ++block) {
+    if constexpr (kHasOffsets) add_offsets(task, totals);
+    for (const uint8_t* end = columns + task.num_groups * Layout::kNumberStep; columns < end;) {
         ByteSums sums[Rows][kVectors];
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
-            for (int v = 0; v < kVectors; ++v) sums[r][v] = ByteSums{} + load_raw<int32_t>(offsets + r * row_bytes);
+            for (int v = 0; v < kVectors; ++v) sums[r][v] = ByteSums{} + load_raw<int32_t>(starts + r * row_bytes);
 #pragma GCC unroll 8
         for (int quad = 0; quad < kQuadsPerHalf; ++quad) {
             decltype(prepared_columns<sign>(Quads{})) first[kVectors], second[kVectors];
 #pragma GCC unroll 8
             for (int v = 0; v < kVectors; ++v) {
-                const Quads both =
-                    load_raw<Quads>(block->numbers + quad * kQuadBytes + (output + v * kByteLanes) * 4);
+                const Quads both = load_raw<Quads>(columns + quad * kQuadBytes + (output + v * kByteLanes) * 4);
                 first[v] = prepared_columns<sign>(both & 0x0f0f0f0fu);
                 second[v] = prepared_columns<sign>(both >> 4 & 0x0f0f0f0fu);
             }
@@ -131,78 +157,69 @@ __attribute__((noinline)) void multiply_tile(const TileTask& task) {
         }
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) {
-            const SumFloats scales = scales_of(*block, output + v * kByteLanes);
+            const SumFloats scales = Layout::load_scales(scales_at, output + v * kByteLanes);
 #pragma GCC unroll 8
             for (int r = 0; r < Rows; ++r) totals[r][v] += __builtin_convertvector(sums[r][v], SumFloats) * scales;
         }
         numbers += kGroupSize;
-        offsets += sizeof(int32_t);
+        starts += sizeof(int32_t);
+        columns += Layout::kNumberStep;
+        scales_at += Layout::kScaleStep;
         if (task.is_alone)
-            fetch<sizeof(Block)>((const char*)block + 2 * kStreamAhead);  // at this distance it measured fastest
+            fetch<Layout::kLinesAlone * kLine>(ahead);
         else
             fetch<kLinesPerGroup * kLine>(ahead);
         ahead += task.ahead_step;
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r) {
-        const float row_scale = ((const QuantizedRow*)(task.rows + r * row_bytes))->scale;
+    for (int v = 0; v < kVectors; ++v) {
+        SumFloats units = SumFloats{} + 1.0f;
+        if constexpr (kHasOffsets) units = (SumFloats)(load_units(task, v) & 0xffff0000u);
 #pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) {
-            const SumFloats result = totals[r][v] * row_scale;
+        for (int r = 0; r < Rows; ++r) {
+            const SumFloats result = (kHasOffsets ? totals[r][v] * units : totals[r][v]) * header_of(task, r).scale;
             std::memcpy(task.out + r * task.out_stride + v * kByteLanes, &result, sizeof(result));
         }
     }
 }
 
-inline Offsets offsets_of(const Weight* weight, int64_t panel, int64_t output) {
-    if (!weight) return {};
-    const int64_t column = panel * kPanelWidth + output;
-    return {(const int8_t*)weight->panels + panel * panel_bytes(weight->format, weight->in_features) + output * 4,
-            padded_width(weight->format, weight->in_features) / 4, weight->sums + column, weight->scales + column};
-}
-
-inline void fetch_lines(const void* from, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += kLine) fetch<kLine>((const char*)from + i);
-}
-
-// A panel's offsets: too little for the processor to follow by itself.
-inline void fetch_offsets(const Weight* weight, int64_t panel) {
-    if (!weight) return;
-    const Offsets offsets = offsets_of(weight, panel, 0);
-    fetch_lines(offsets.columns, offsets.num_quads * kQuadBytes);
-    fetch_lines(offsets.column_sums, kPanelWidth * sizeof(int32_t));
-    fetch_lines(offsets.scales, kPanelWidth * sizeof(float));
-}
-
-}  // namespace
-
-void int4_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, int64_t num_panels, float* sums) {
+template <class Layout>
+void multiply_panels(const Weight& weight, RowTile rows, int64_t panel, int64_t num_panels, float* sums) {
     const int64_t width = num_panels * kPanelWidth;
     const int64_t num_groups = padded_width(weight.format, weight.in_features) / kGroupSize;
+    const int64_t panel_bytes = Layout::numbers(num_groups) + num_groups * Layout::kNumberStep;
     const RowTiles tiles(rows.num_rows, kMostRows);
+    const bool is_alone = tiles.count == 1 && kStep == kPanelWidth;
     for (int64_t p = 0; p < num_panels; ++p) {
-        const Block* blocks = (const Block*)weight.panels + (panel + p) * num_groups;
-        fetch_offsets(weight.offsets, panel + p + 1);
+        const uint8_t* at = weight.panels + (panel + p) * panel_bytes;
         // The next panel, some of it in each tile.
-        const char *ahead = (const char*)(blocks + num_groups), *ahead_end = ahead + num_groups * sizeof(Block);
+        const char *ahead = (const char*)at + panel_bytes, *ahead_end = ahead + panel_bytes;
         for (int64_t output = 0; output < kPanelWidth; output += kStep)
             for (int64_t row = 0, end; row < rows.num_rows; row = end) {
                 end = tiles.end_of(row);
                 const TileTask task = {rows.rows + row * rows.row_bytes,
                                        rows.row_bytes,
-                                       blocks,
-                                       offsets_of(weight.offsets, panel + p, output),
+                                       at,
                                        num_groups,
                                        output,
                                        sums + row * width + p * kPanelWidth + output,
                                        width,
-                                       tiles.count == 1 && kStep == kPanelWidth,
-                                       ahead,
-                                       ahead < ahead_end ? kLinesPerGroup * kLine : 0};
-                with_rows<kMostRows>(end - row, [&](auto count) { multiply_tile<count>(task); });
+                                       is_alone,
+                                       is_alone ? (const char*)at + kAhead : ahead,
+                                       is_alone           ? rounded_up(panel_bytes / std::max<int64_t>(num_groups, 1), kLine)
+                                       : ahead < ahead_end ? kLinesPerGroup * kLine
+                                                           : 0};
+                with_rows<kMostRows>(end - row, [&](auto count) { multiply_tile<count, Layout>(task); });
                 ahead += num_groups * task.ahead_step;
             }
     }
+}
+
+}  // namespace
+
+void int4_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, int64_t num_panels, float* sums) {
+    const auto multiply = weight.has_offsets ? multiply_panels<WithOffsets> : multiply_panels<Blocks>;
+    multiply(weight, rows, panel, num_panels, sums);
 }
 
 }  // namespace rayinfer

@@ -15,6 +15,15 @@ constexpr float kLimit = 127.0f;
 constexpr float kSmallest = 0x1p-100f;  // what is smaller everywhere counts as nothing: its scale's inverse is no float
 constexpr int32_t kInfinite = 0x7f800000;
 
+inline int32_t largest_lane(Int lanes) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_epi32((__m512i)lanes);
+#endif
+    int32_t largest = 0;
+    for (int lane = 0; lane < kWidth; ++lane) largest = lanes[lane] > largest ? lanes[lane] : largest;
+    return largest;
+}
+
 // The bits of the largest size: sizes are ordered as their bits are, with infinity and NaN above all numbers.
 int32_t largest_size(const float* row, int64_t width) {
     Int most = {};
@@ -22,9 +31,7 @@ int32_t largest_size(const float* row, int64_t width) {
         const Int size = (Int)load(row + i, width - i) & 0x7fffffff;
         most = size > most ? size : most;
     }
-    int32_t largest = 0;
-    for (int lane = 0; lane < kWidth; ++lane) largest = most[lane] > largest ? most[lane] : largest;
-    return largest;
+    return largest_lane(most);
 }
 
 typedef int8_t Numbers __attribute__((vector_size(kWidth)));
@@ -49,46 +56,63 @@ inline Numbers nearest(Float x) {
 // What makes the sign go: 128 is added to each number.
 inline Numbers moved_up(Numbers numbers) { return numbers ^ (int8_t)-128; }
 
-inline int32_t sum_of(Numbers numbers) {
+inline int32_t sum_of(Numbers first, Numbers second) {
 #if defined(__SSE2__)
-    const __m128i halves = _mm_sad_epu8((__m128i)moved_up(numbers), __m128i{});
-    return _mm_cvtsi128_si32(halves) + _mm_cvtsi128_si32(_mm_unpackhi_epi64(halves, halves)) - 128 * kWidth;
+    const __m128i zero{}, halves = _mm_add_epi64(_mm_sad_epu8((__m128i)moved_up(first), zero),
+                                                 _mm_sad_epu8((__m128i)moved_up(second), zero));
+    return _mm_cvtsi128_si32(halves) + _mm_cvtsi128_si32(_mm_unpackhi_epi64(halves, halves)) - 2 * 128 * kWidth;
 #else
     int32_t sum = 0;
-    for (int lane = 0; lane < kWidth; ++lane) sum += numbers[lane];
+    for (int lane = 0; lane < kWidth; ++lane) sum += first[lane] + second[lane];
     return sum;
 #endif
 }
 
-template <bool HasSign>
 void quantize(const float* row, int64_t width, int64_t padded, float inverse, void* to) {
     uint8_t* bytes = quantized_numbers(to);
-    float* sums = (float*)group_offsets(to, padded);
-    int32_t sum = 0;
     for (int64_t i = 0; i < padded; i += kWidth) {
-        const Numbers numbers = nearest(load(row + i, width - i) * inverse);
-        const Numbers stored = HasSign ? numbers : moved_up(numbers);
-        std::memcpy(bytes + i, &stored, sizeof(stored));
-        if constexpr (HasSign) {
-            sum += sum_of(numbers);
-            if ((i + kWidth) % kGroupSize) continue;
-            *sums++ = (float)sum;
-            sum = 0;
-        }
+        const Numbers numbers = moved_up(nearest(load(row + i, width - i) * inverse));
+        std::memcpy(bytes + i, &numbers, sizeof(numbers));
     }
 }
 
-// From the sums of groups, which lie where what groups begin with comes to lie.
+void quantize_groups(const float* row, int64_t width, int64_t padded, float inverse, void* to) {
+    static_assert(kGroupSize == 2 * kWidth);
+    uint8_t* bytes = quantized_numbers(to);
+    int32_t* sums = group_offsets(to, padded);
+    for (int64_t i = 0; i < padded; i += kGroupSize) {
+        const Numbers first = nearest(load(row + i, width - i) * inverse);
+        const Numbers second = nearest(load(row + i + kWidth, width - i - kWidth) * inverse);
+        std::memcpy(bytes + i, &first, sizeof(first));
+        std::memcpy(bytes + i + kWidth, &second, sizeof(second));
+        *sums++ = sum_of(first, second);
+    }
+}
+
+// From the sums of groups, which lie where what groups begin with comes to lie. Behind them are zeros, to a whole line.
 void quantize_sums(int64_t padded, void* to) {
     const int64_t num_groups = padded / kGroupSize;
     int32_t* offsets = group_offsets(to, padded);
-    quantize_row((const float*)offsets, num_groups, padded_width(Format::int8_dynamic, num_groups), false,
-                 group_sums(to, padded));
-    for (int64_t i = 0; i < num_groups; ++i) {
-        float sum;
-        std::memcpy(&sum, offsets + i, sizeof(sum));
-        offsets[i] = (int32_t)sum * -kInt4Zero;
+    uint8_t* bytes = group_sums(to, padded);
+    std::memset(offsets + num_groups, 0, (rounded_up(num_groups, kWidth) - num_groups) * sizeof(int32_t));
+    Int most = {};
+    for (int64_t i = 0; i < num_groups; i += kWidth) {
+        const Int sums = load_raw<Int>(offsets + i), sign = sums >> 31, size = (sums ^ sign) - sign;
+        most = size > most ? size : most;
     }
+    const float largest = (float)largest_lane(most);
+    const float inverse = largest > 0 ? kLimit / largest : 0.0f;
+    int32_t total = 0;
+    for (int64_t i = 0; i < num_groups; i += kWidth) {
+        const Int sums = load_raw<Int>(offsets + i), starts = sums * -kInt4Zero;
+        const Numbers numbers = nearest(__builtin_convertvector(sums, Float) * inverse);
+        total += sum_of(numbers, Numbers{});
+        std::memcpy(bytes + i, &numbers, sizeof(numbers));
+        std::memcpy(offsets + i, &starts, sizeof(starts));
+    }
+    QuantizedRow& header = *(QuantizedRow*)to;
+    header.sum_scale = largest / kLimit;
+    header.sum_start = total * -128;
 }
 
 }  // namespace
@@ -102,8 +126,8 @@ void quantize_row(const float* row, int64_t width, int64_t padded, bool has_sign
     header.scale = !is_finite ? std::numeric_limits<float>::quiet_NaN() : counts ? largest / kLimit : 0.0f;
     if (!is_finite) width = 0;
     const float inverse = is_finite && counts ? kLimit / largest : 0.0f;
-    if (!has_sign) return quantize<false>(row, width, padded, inverse, to);
-    quantize<true>(row, width, padded, inverse, to);
+    if (!has_sign) return quantize(row, width, padded, inverse, to);
+    quantize_groups(row, width, padded, inverse, to);
     quantize_sums(padded, to);
 }
 

@@ -28,7 +28,7 @@ struct Weight {
     int64_t out_features;     // a gated weight's are those of one half
     Format format;
     int32_t is_gated;         // panels of gate and up alternate, each half padded to whole panels
-    const Weight* offsets;    // of four bits, or null: what each group adds to its weights, int8_dynamic [outputs, groups]
+    int32_t has_offsets;      // of four bits: its panels are an OffsetPanel's
 
     int64_t panels_per_half() const { return (out_features + kPanelWidth - 1) / kPanelWidth; }
     int64_t num_panels() const { return panels_per_half() * (is_gated ? 2 : 1); }
@@ -36,7 +36,16 @@ struct Weight {
 
 inline int64_t rounded_up(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
 
-// Bytes of one panel: 32 outputs for all inputs, padded to whole steps of the format.
+// Where the parts of a panel of four bits with offsets begin; see int4_blocks.py.
+struct OffsetPanel {
+    int64_t num_groups;
+    int64_t offsets() const { return kPanelWidth * 4; }  // behind each output's units
+    int64_t scales() const { return offsets() + rounded_up(num_groups, 4) * kPanelWidth; }
+    int64_t numbers() const { return scales() + rounded_up(num_groups, 2) * kPanelWidth; }
+    int64_t bytes() const { return numbers() + num_groups * (kGroupSize / 2) * kPanelWidth; }
+};
+
+// Bytes of one panel: 32 outputs for all inputs, padded to whole steps of the format; of four bits, without offsets.
 inline int64_t panel_bytes(Format format, int64_t in_features) {
     switch (format) {
         case Format::float32: return in_features * kPanelWidth * 4;

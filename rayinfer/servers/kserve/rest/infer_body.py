@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from fastapi import Request
 from starlette.responses import Response
 
-from rayinfer.errors import InvalidParameter, RequestError, RequestTooLarge
-from rayinfer.servers.error_responses import UnsupportedContentType
+from rayinfer.errors import InvalidParameter, RequestError, RequestTooLarge, UnsupportedContentType
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 OCTET_STREAM = "application/octet-stream"

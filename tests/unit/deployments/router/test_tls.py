@@ -1,7 +1,6 @@
 import asyncio
 import contextlib
 import ssl
-import subprocess
 from pathlib import Path
 
 import httpx
@@ -10,6 +9,7 @@ import pytest
 from rayinfer.errors import ConfigError
 from rayinfer_deployments.router.http_server import HttpServer
 from rayinfer_deployments.router.tls import HttpTlsFiles, ReloadedTls
+from support.services.certificates import make_certificate, trusting
 from tests.unit.deployments.router.test_http_server import port as port
 
 
@@ -19,23 +19,6 @@ async def app(scope, receive, send):
     if scope["path"] == "/long":
         await asyncio.sleep(1.0)
     await send({"type": "http.response.body", "body": scope["scheme"].encode()})
-
-
-def make_certificate(folder: Path, name: str) -> HttpTlsFiles:
-    """Make a certificate for this machine that is its own authority."""
-    files = HttpTlsFiles(certificate=str(folder / "cert.pem"), key=str(folder / "key.pem"))
-    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    subject = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"]
-    command = ["openssl", "req", "-x509", *curve, "-keyout", files.key, "-out", files.certificate, *subject]
-    subprocess.run(command, check=True, capture_output=True)
-    return files
-
-
-def trusting(files: HttpTlsFiles, own: HttpTlsFiles | None = None) -> ssl.SSLContext:
-    context = ssl.create_default_context(cadata=Path(files.certificate).read_text())
-    if own is not None:
-        context.load_cert_chain(own.certificate, own.key)
-    return context
 
 
 @contextlib.asynccontextmanager

@@ -1,0 +1,161 @@
+"""The models behind a router: a dispatcher for each, which follows the engines that Serve reports."""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray.serve.handle import DeploymentHandle
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
+
+from rayinfer.metrics.service_metrics import ServiceMetrics
+from rayinfer.models.checkpoints.sources import resolve_model
+from rayinfer.models.predictor_kind import predictor_kind
+from rayinfer.protocols import ControlAction
+from rayinfer.routing.dispatch import ENGINE_WAIT_S, Dispatcher
+from rayinfer.routing.first_tokens import FirstTokens
+from rayinfer.routing.limits import RouterLimits
+from rayinfer.servers.served_model import ServedModel, find_model
+from rayinfer.tokenization.chat_template import ChatTemplate
+from rayinfer.tokenization.tokenizer import Tokenizer
+from rayinfer.traces.trace_store import TraceStore
+from rayinfer_deployments.discovery.load_reports import report_to_replicas
+from rayinfer_deployments.discovery.scale_from_zero import RayTable, write_backlog
+from rayinfer_deployments.router.engine_reconciler import EngineReconciler
+
+CATCH_UP_S = 3.0  # at a service's start no engine is there yet, and clients should get that error
+FIRST_ENGINE_S = 60.0  # where there may be none: a router that has seen none does not know what the model is
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RouterScaling:
+    """Router settings of a model whose number of engines follows the load."""
+
+    ttft_objective_s: float
+    cold_start_timeout_s: float  # how long requests wait where there is no engine
+    max_replicas: int = 1  # that the load may bring
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RouterModel:
+    """A model that the router serves: its name, tokenizer source and engine deployment."""
+
+    name: str
+    source: str  # whatever `resolve_model` understands
+    engines: DeploymentHandle
+    scaling: RouterScaling | None = None
+
+
+class RoutedModels:
+    """Models with their dispatchers; `served` has those that were added, by their names."""
+
+    def __init__(self, router_id: str, metrics: ServiceMetrics, traces: TraceStore | None) -> None:
+        self.served: dict[str, ServedModel] = {}
+        self._router_id = router_id
+        self._metrics = metrics
+        self._traces = traces
+        self._dispatchers: list[Dispatcher] = []
+        self._reconcilers: list[EngineReconciler] = []
+        self._wait_s: list[float] = []  # of each, for its engines
+        self._following: list[asyncio.Task[None]] = []
+
+    async def add(self, model: RouterModel) -> None:
+        """Load a model's tokenizer and follow its engines."""
+        folder = await asyncio.to_thread(resolve_model, model.source, progress=False)
+        tokenizer, chat_template = read_text_files(folder)
+        scaling = model.scaling
+        first_tokens = None if scaling is None else FirstTokens(scaling.ttft_objective_s)
+        dispatcher = Dispatcher(
+            model.name,
+            tokenizer,
+            self._metrics,
+            router_id=self._router_id,
+            traces=self._traces,
+            engine_wait_s=ENGINE_WAIT_S if scaling is None else scaling.cold_start_timeout_s,
+            first_tokens=first_tokens,
+            max_engines=1 if scaling is None else scaling.max_replicas,
+        )
+        self._follow_engines(model, dispatcher, first_tokens)
+        self._dispatchers.append(dispatcher)
+        self.served[model.name] = ServedModel(
+            name=model.name,
+            generator=dispatcher,
+            tokenizer=tokenizer,
+            chat_template=chat_template,
+            created=int(time.time()),
+            engines=dispatcher.engine_set_control,
+        )
+
+    async def wait_for_engines(self) -> None:
+        """Wait until the engines of all models are known, for a limited time.
+
+        A router that replaces another, or joins others, has to answer as soon as clients reach it.
+        """
+        known = zip(self._reconcilers, self._wait_s, strict=True)
+        await asyncio.gather(*(reconciler.wait_complete(wait_s) for reconciler, wait_s in known))
+
+    def change_limits(self, limits: RouterLimits) -> None:
+        """Apply other limits to all models."""
+        for dispatcher in self._dispatchers:
+            dispatcher.change_limits(limits)
+
+    async def control(self, action: ControlAction, model: str | None) -> None:
+        """Run an action on the engines of one model or of all; an error does not stop the others.
+
+        Raises UnknownModel, NotReady or WrongEngineState, the first of them at the end.
+        """
+        chosen = self.served.values() if model is None else [find_model(self.served, model)]
+        engines = [served.engines for served in chosen if served.engines is not None]
+        outcomes = await asyncio.gather(*(each.control(action) for each in engines), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    def remove_engine(self, engine: str) -> bool:
+        """Migrate an engine's streams and send it no more requests; returns whether it was known."""
+        return any(reconciler.remove(engine) for reconciler in self._reconcilers)
+
+    def stop_admitting(self) -> int:
+        """Refuse new requests from now on; returns how many are open."""
+        for dispatcher in self._dispatchers:
+            dispatcher.stop_admitting()
+        return sum(dispatcher.num_open for dispatcher in self._dispatchers)
+
+    async def close(self) -> None:
+        """End all open requests with ShuttingDown, and disconnect from the engines."""
+        for task in self._following:
+            task.cancel()
+        await asyncio.gather(*(dispatcher.close() for dispatcher in self._dispatchers))
+
+    def _follow_engines(self, model: RouterModel, dispatcher: Dispatcher, first_tokens: FirstTokens | None) -> None:
+        reconciler = EngineReconciler(dispatcher.engines)
+        self._reconcilers.append(reconciler)
+        self._wait_s.append(CATCH_UP_S if first_tokens is None else FIRST_ENGINE_S)
+        self._follow(reconciler.follow(model.engines))
+        if first_tokens is None:
+            return
+        self._follow(report_to_replicas(model.engines, self._router_id, first_tokens.counts))
+        self._follow(
+            write_backlog(
+                RayTable(),
+                model.engines.app_name,
+                model.engines.deployment_name,
+                self._router_id,
+                lambda: dispatcher.needs_engine,
+                first_tokens.counts,
+            )
+        )
+
+    def _follow(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine until the router ends."""
+        self._following.append(asyncio.get_running_loop().create_task(work))
+
+
+def read_text_files(folder: Path) -> tuple[Tokenizer, ChatTemplate]:
+    """Read a model's tokenizer and chat template: no tokens for images, and no template where no text is generated."""
+    kind = predictor_kind(folder)
+    tokenizer = Tokenizer(Backend(BPE())) if kind == "image" else Tokenizer.from_folder(folder)
+    return tokenizer, ChatTemplate.from_folder(folder) if kind is None else ChatTemplate({}, {})
