@@ -3,7 +3,7 @@
 from collections import deque
 
 NUM_STEPS = 64  # the latest ones, which the model is fitted to
-PROBE_WEIGHT = 0.05  # of each probe, relative to a step; probes tell base and slope apart where all steps have one cost
+PROBE_WEIGHT = 0.05  # of each probe, relative to a step; probes separate base and slope where all steps have one cost
 FEWEST_STEPS = 2
 
 
@@ -65,7 +65,7 @@ class CostModel:
         mean_cost, mean_s = mean_cost / weight, mean_s / weight
         covariance = sum(share * (cost - mean_cost) * (seconds - mean_s) for cost, seconds, share in weighted)
         variance = sum(share * (cost - mean_cost) ** 2 for cost, _, share in weighted)
-        # Steps of a single cost tell nothing of the base: then all of the time is taken as proportional to the cost.
+        # Steps of a single cost say nothing of the base: then all of the time is taken as proportional to the cost.
         has_slope = variance > 1e-9 * weight * max(1.0, mean_cost**2)
         slope = max(0.0, covariance / variance) if has_slope else mean_s / max(mean_cost, 1.0)
         base = mean_s - slope * mean_cost

@@ -40,7 +40,7 @@ def test_steps_of_one_size_alone_count_as_proportional():
     assert (costs.base_s, costs.per_unit_s) == (pytest.approx(0.0, abs=1e-12), pytest.approx(0.002))
 
 
-def test_probes_tell_base_and_slope_apart_where_all_steps_have_one_size():
+def test_probes_separate_base_and_slope_where_all_steps_have_one_size():
     costs = costs_of([])
     costs.record_probe(1, 0.021)
     costs.record_probe(1000, 0.12)
