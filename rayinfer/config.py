@@ -114,6 +114,23 @@ class EngineConfig(BaseModel):
         description="largest batch for which a CUDA graph is captured, in requests (default by device: max_num_seqs, at"
         " most 512, on a GPU)",
     )
+    target_step_ms: float = Field(
+        20.0,
+        gt=0,
+        le=10_000,
+        description="of a model that does not generate: milliseconds that a step should take at most; longer steps"
+        " raise throughput and latency",
+    )
+    max_wait_ms: float = Field(
+        10.0,
+        ge=0,
+        le=1000,
+        description="of a model that does not generate: milliseconds for which a step may wait for more items where"
+        " they are likely; 0 never waits",
+    )
+    max_image_bytes: int = Field(10 * 2**20, ge=1, le=2**30, description="largest encoded image, in bytes")
+    max_image_pixels: int = Field(25_000_000, ge=1, le=10**9, description="largest image, in pixels")
+    max_image_side: int = Field(8192, ge=1, le=65_535, description="longest side of an image, in pixels")
     seed: int = Field(0, ge=0, lt=2**64, description="seeds the draws of requests without a seed")
     generation_config: str = Field(
         "auto",

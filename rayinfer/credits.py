@@ -10,8 +10,10 @@ STEPS_AHEAD = 2  # of prompts: the running step, and the one after it
 def credits_of_each(description: ModelDescription, num_routers: int) -> Credits:
     """Divide an engine's capacity among its routers; each may send at least one request."""
     num_seqs = description.max_num_seqs
+    is_predictor = description.predictor is not None  # of which each step ends all its requests
+    num_ahead = num_seqs if is_predictor else -(-num_seqs // OVERCOMMIT_DIVISOR)
     return Credits(
-        num_requests=_divide(num_seqs + -(-num_seqs // OVERCOMMIT_DIVISOR), num_routers),
+        num_requests=_divide(num_seqs + num_ahead, num_routers),
         num_tokens=_divide(description.kv_blocks_total * description.block_size, num_routers),
         num_prefill_tokens=_divide(STEPS_AHEAD * description.max_num_batched_tokens, num_routers),
     )

@@ -44,6 +44,10 @@ class PromptTooLong(RequestError):
     """The prompt leaves no room for even one new token."""
 
 
+class BadImage(RequestError):
+    """An image that cannot be decoded, or is beyond a limit."""
+
+
 class UnknownModel(RequestError):
     """A model that this service does not serve."""
 

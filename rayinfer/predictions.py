@@ -9,6 +9,21 @@ from typing import Literal
 PredictionTask = Literal["embed", "token_embed", "classify", "token_classify", "score", "infer"]
 Activation = Literal["none", "softmax", "sigmoid"]  # from a model's numbers to probabilities
 
+PATCH_PIXELS = 16 * 16  # that count as one token; of tensors, their bytes as float32
+PATCH_BYTES = 3 * 4 * PATCH_PIXELS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageLimits:
+    """Bounds on an image from a client; more than one frame is never accepted."""
+
+    max_bytes: int = 10 * 2**20  # encoded
+    max_pixels: int = 25_000_000
+    max_side: int = 8192  # pixels
+
+
+DEFAULT_IMAGE_LIMITS = ImageLimits()
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PredictionInput:
@@ -52,3 +67,14 @@ class PredictorDescription:
     default_prompt_name: str = ""
     image_size: int = 0  # pixels a side that images are resized to; 0: it takes no images
     similarity: Literal["cosine", "dot", "euclidean", "manhattan"] = "cosine"
+
+    @property
+    def image_cost(self) -> int:
+        """Tokens that an image counts as."""
+        return max(1, self.image_size**2 // PATCH_PIXELS)
+
+    def cost_of(self, prediction: PredictionInput) -> int:
+        """Return the tokens that an item without a text counts as, unless it has a cost of its own."""
+        if prediction.image:
+            return self.image_cost
+        return max(1, len(prediction.tensors) // PATCH_BYTES)

@@ -96,6 +96,11 @@ class ModelDescription:
     @property
     def capacity(self) -> str:
         """Sizes that the engine was built with, in one line."""
+        if self.predictor is not None:
+            return (
+                f"{', '.join(self.predictor.tasks)}, max_model_len {self.max_model_len:,}, steps of up to "
+                f"{self.max_num_batched_tokens:,} tokens and {self.max_num_seqs:,} items"
+            )
         num_tokens = self.kv_blocks_total * self.block_size
         largest_graph = self.max_cudagraph_capture_size
         parts = [

@@ -1,6 +1,7 @@
 """RMS norm and layer norm."""
 
 import torch
+import torch.nn.functional as F
 
 from rayinfer_kernels import ops
 
@@ -32,14 +33,18 @@ class RMSNorm(torch.nn.Module):
 class LayerNorm(torch.nn.Module):
     """Bring each token to mean 0 and variance 1; with a residual, add to it in place first."""
 
-    def __init__(self, hidden_size: int, eps: float) -> None:
+    def __init__(self, hidden_size: int, eps: float, *, bias: bool = True) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.empty(hidden_size), requires_grad=False)
-        self.bias = torch.nn.Parameter(torch.empty(hidden_size), requires_grad=False)
+        self.bias = torch.nn.Parameter(torch.empty(hidden_size), requires_grad=False) if bias else None
         self._eps = eps
+        self.uses_torch = False  # rather than our kernels
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape."""
         if residual is not None:
             x = residual.add_(x)
-        return ops.layer_norm(x, self.weight, self.bias, self._eps)
+        if self.uses_torch:
+            return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self._eps)
+        bias = torch.zeros_like(self.weight) if self.bias is None else self.bias
+        return ops.layer_norm(x, self.weight, bias, self._eps)

@@ -18,6 +18,8 @@ from rayinfer.models.sharding import leave_out
 from rayinfer.tensor_parallel import UNSHARDED, Shard, split
 from rayinfer_kernels import ops
 
+HEADLESS_PREFIXES = ("embed_tokens.", "layers.", "norm.")  # of tensors in checkpoints without an output head
+
 
 class CausalDecoder(torch.nn.Module, Shardable):
     """A Decoder made of the layers it is given; `rotaries` has the rotary embedding of each layer, if any.
@@ -78,10 +80,10 @@ class CausalDecoder(torch.nn.Module, Shardable):
         return checkpoint_slices(self)
 
     def known_name(self, tensor_name: str) -> str | None:
-        """Old checkpoints carry rotary tables, and tied ones may carry a copy of the embedding."""
+        """Old checkpoints carry rotary tables, tied ones may carry a copy of the embedding, embedders lack a prefix."""
         if tensor_name.endswith("rotary_emb.inv_freq") or (tensor_name == "lm_head.weight" and self.lm_head is None):
             return None
-        return tensor_name
+        return f"model.{tensor_name}" if tensor_name.startswith(HEADLESS_PREFIXES) else tensor_name
 
     def prepare(
         self, dtype: torch.dtype, device: torch.device, max_positions: int, longest_sequence: int | None = None

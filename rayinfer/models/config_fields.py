@@ -1,10 +1,27 @@
 """Reads fields of a checkpoint's config.json one by one; a wrong one raises ValueError or KeyError with its name."""
 
+import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from rayinfer.errors import ModelLoadError
+
 RawConfig = Mapping[str, Any]
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a file with a JSON object; raises ModelLoadError that names it."""
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelLoadError(f"{file}: no such file") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelLoadError(f"{file}: not readable as JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise ModelLoadError(f"{file}: not a JSON object")
+    return raw
 
 
 def first_name(raw: RawConfig, *names: str) -> str:

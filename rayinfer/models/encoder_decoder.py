@@ -14,6 +14,7 @@ from rayinfer.layers.linear import Linear
 from rayinfer.layers.matrix import Matrix, pack_matrices
 from rayinfer.layers.relative_position_bias import RelativePositionBias
 from rayinfer.layers.residual import Residual
+from rayinfer.layers.rotary_embedding import Angles
 from rayinfer.layers.self_attention import SelfAttention
 from rayinfer.layers.shards import Shardable, ShardSlice, shard_heads
 from rayinfer.models.model_config import ModelConfig
@@ -30,9 +31,9 @@ class EncoderLayer(torch.nn.Module):
         self.self_attn = attention
         self.mlp = feed_forward
 
-    def forward(self, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, lengths: Sequence[int], angles: Angles | None = None) -> torch.Tensor:
         """x [num_tokens, hidden_size], of sources of these `lengths`, -> the same shape."""
-        return self.mlp.forward(self.self_attn.forward(x, lengths))
+        return self.mlp.forward(self.self_attn.forward(x, lengths, angles))
 
 
 class CrossDecoderLayer(torch.nn.Module):

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from rayinfer.models.architectures.registry import architecture_class
 from rayinfer.models.checkpoints.checkpoint import Checkpoint
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.model_config import ModelConfig, read_model_config
+from rayinfer.models.predictor_kind import predictor_kind
 from rayinfer.models.sharding import shard_decoder
 from rayinfer.tensor_parallel import UNSHARDED, Shard
 
@@ -34,13 +35,28 @@ def load_decoder(
     ModelLoadError, one line that names the file or the tensor, and ConfigError where there are too many ranks for the
     model.
     """
-    checkpoint, decoder = Checkpoint(folder), empty_decoder(folder)
+    decoder = empty_decoder(folder)
     assert isinstance(decoder, torch.nn.Module)
-    slices = _match_tensors(decoder, checkpoint, folder)
-    whole = {name: parameter.shape for name, parameter in decoder.named_parameters()}
-    cuts = shard_decoder(decoder, shard)
-    decoder.to(dtype)
-    parameters = dict(decoder.named_parameters())
+    fill_model(decoder, folder, dtype, device, shard, when_filled=when_filled)
+    return decoder
+
+
+def fill_model(
+    model: torch.nn.Module,
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    shard: Shard = UNSHARDED,
+    *,
+    when_filled: Callable[[torch.nn.Module, str], None] | None = None,
+) -> None:
+    """Fill a whole model on the meta device that has `checkpoint_slices` and `known_name`; see `load_decoder`."""
+    checkpoint = Checkpoint(folder)
+    slices = _match_tensors(model, checkpoint, folder)
+    whole = {name: parameter.shape for name, parameter in model.named_parameters()}
+    cuts = {} if shard.is_unsharded else shard_decoder(model, shard)  # type: ignore[arg-type]
+    model.to(dtype)
+    parameters = dict(model.named_parameters())
     copies = {
         name: copies_for_shard(part, whole[part.parameter], cuts.get(part.parameter))
         for name, part in slices.items()
@@ -52,7 +68,7 @@ def load_decoder(
         for name, tensor in checkpoint.tensors(copies):
             part = slices[name]
             if parameters[part.parameter].is_meta:
-                parameters[part.parameter] = _allocate(decoder, part.parameter, device)
+                parameters[part.parameter] = _allocate(model, part.parameter, device)
             for piece in copies[name]:
                 source = tensor.T if part.is_transposed else tensor
                 parameters[part.parameter][piece.target].copy_(source[piece.source])
@@ -60,10 +76,9 @@ def load_decoder(
             if not num_lacking[part.parameter]:
                 del parameters[part.parameter]
                 if when_filled is not None:
-                    when_filled(decoder, part.parameter)
+                    when_filled(model, part.parameter)
         for name in parameters:  # none of whose tensors this rank needs
-            _allocate(decoder, name, device)
-    return decoder
+            _allocate(model, name, device)
 
 
 def _allocate(decoder: torch.nn.Module, name: str, device: torch.device) -> torch.nn.Parameter:
@@ -107,6 +122,8 @@ def check_checkpoint(folder: Path) -> None:
 def empty_decoder(folder: Path, shard: Shard = UNSHARDED) -> Decoder:
     """Build the checkpoint's decoder, or one rank's shard of it, on the meta device, where it has no weights."""
     config = read_model_config(folder)
+    if predictor_kind(folder) == "decoder":  # no head is needed, and often there is none
+        config = replace(config, tie_word_embeddings=True)
     try:
         with torch.device("meta"):
             decoder: Decoder = architecture_class(config.architecture)(config)
@@ -148,9 +165,10 @@ def _slice_of(parameter: torch.Tensor, part: CheckpointSlice) -> torch.Tensor:
     return parameter if part.index is None else parameter[part.index]
 
 
-def torch_dtype(name: str, config: ModelConfig) -> torch.dtype:
+def torch_dtype(name: str, own: ModelConfig | str) -> torch.dtype:
     """The arithmetic asked for; "auto" is the checkpoint's own."""
-    word = config.dtype if name == "auto" else name
+    word = (own if isinstance(own, str) else own.dtype) if name == "auto" else name
+    word = word.removeprefix("torch.")
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}.get(word)
     if dtype is None:
         raise ModelLoadError(f"dtype {word!r} is not supported: choose float32, bfloat16 or float16")

@@ -1,6 +1,5 @@
 """A checkpoint's config.json, validated and under one set of names."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 from rayinfer.errors import ModelLoadError, UnsupportedArchitecture
 from rayinfer.models.architectures.registry import check_architecture
-from rayinfer.models.config_fields import RawConfig, count, flag, number
+from rayinfer.models.config_fields import RawConfig, count, flag, number, read_json
 from rayinfer.models.encoder_decoder_config import Seq2SeqSettings, in_common_words, read_seq2seq_settings
 from rayinfer.models.rope_settings import read_rope, stretched_length
 
@@ -66,7 +65,7 @@ class ModelConfig:
 def read_model_config(folder: Path) -> ModelConfig:
     """Read config.json (and generation_config.json for the end tokens); raises ModelLoadError naming file and field."""
     file = folder / "config.json"
-    raw = _read_json(file)
+    raw = read_json(file)
     architectures = raw.get("architectures")
     if not isinstance(architectures, list) or not architectures:
         raise UnsupportedArchitecture(f"{file}: no architecture is named")
@@ -117,7 +116,7 @@ def _from_raw(raw: Mapping[str, Any], architecture: str, eos_token_ids: tuple[in
 
 def _read_generation_config(folder: Path) -> RawConfig:
     file = folder / "generation_config.json"
-    return _read_json(file) if file.is_file() else {}
+    return read_json(file) if file.is_file() else {}
 
 
 def _end_token_ids(raw: RawConfig, generation: RawConfig) -> tuple[int, ...]:
@@ -127,18 +126,6 @@ def _end_token_ids(raw: RawConfig, generation: RawConfig) -> tuple[int, ...]:
     if ids is None:
         return ()
     return tuple(int(token_id) for token_id in (ids if isinstance(ids, list) else [ids]))
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelLoadError(f"{file}: no such file") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelLoadError(f"{file}: not readable as JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise ModelLoadError(f"{file}: not a JSON object")
-    return raw
 
 
 def language_model_config(raw: RawConfig) -> RawConfig:

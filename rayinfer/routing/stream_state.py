@@ -241,7 +241,7 @@ class StreamState:
 def _output_text(request: GenerationRequest, params: SamplingParams, tokenizer: Tokenizer) -> OutputText:
     return OutputText(
         tokenizer,
-        request.prompt_token_ids,
+        request.prompt_token_ids if request.prediction is None else (),  # no text follows
         stop_strings=params.stop_strings,
         include_stop_str_in_output=params.include_stop_str_in_output,
         skip_special_tokens=params.skip_special_tokens,

@@ -27,13 +27,19 @@ def _check(folder: Path) -> None:
     from rayinfer.models.checkpoints.safetensors_header import read_safetensors_header
     from rayinfer.models.loader import check_checkpoint
     from rayinfer.models.model_config import read_model_config
+    from rayinfer.models.predictor_kind import predictor_kind
     from rayinfer.tokenization.chat_template import ChatTemplate
     from rayinfer.tokenization.tokenizer import Tokenizer
 
-    read_model_config(folder)
+    kind = predictor_kind(folder)
+    if kind is None:
+        read_model_config(folder)
     for file in weight_files(folder):
         read_safetensors_header(file)
-    Tokenizer.from_folder(folder)
+    if kind != "image":
+        Tokenizer.from_folder(folder)
+    if kind is not None:
+        return
     ChatTemplate.from_folder(folder)
     check_checkpoint(folder)
 

@@ -164,7 +164,7 @@ def serve(
             "max_unfinished_requests": max_unfinished_requests,
             **access_settings,
         },
-        settings=engine_settings,
+        settings=profile.engine_settings | engine_settings,
     )
     _start_in_environment(service)
 

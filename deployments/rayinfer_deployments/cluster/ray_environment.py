@@ -21,6 +21,11 @@ class Profile(StrEnum):
         """Return the routers' default settings."""
         return {"stream_interval": 4} if self is Profile.THROUGHPUT else {}
 
+    @property
+    def engine_settings(self) -> dict[str, float]:
+        """Return the engines' default settings, those of models that do not generate."""
+        return {"target_step_ms": 100.0} if self is Profile.THROUGHPUT else {}
+
 
 # Ray reads them when it is imported, and every process that it starts inherits them. A user's own value wins.
 RAY_SETTINGS = {

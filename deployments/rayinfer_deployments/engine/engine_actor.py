@@ -18,6 +18,7 @@ import ray
 from rayinfer.config import EngineConfig
 from rayinfer.errors import EngineDead
 from rayinfer.outputs import EngineStats
+from rayinfer.predictors.warm_up import predictor_warm_up
 from rayinfer.protocols import ControlAction, GenerationRequest, ModelDescription
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.startup_steps import startup_step
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 ENGINE_BUILDING = "rayinfer_deployments.engine.engine_building"
 CONTROL_ROUTER = "engine-actor"  # under this name the engine's own process asks for the warm-up
+WARM_UP = "warm-up/0"
 MAX_CONCURRENT_CALLS = 1000
 DRAIN_INTERVAL_S = 0.05
 FINAL_MESSAGE_S = 1.0  # for routers to receive the engine's last message
@@ -139,15 +141,23 @@ class EngineActor:
         return engine
 
     async def _warm_up(self) -> None:
-        """Run a prompt of one token through the whole engine, so that the first client pays for no first use."""
-        params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
-        request = GenerationRequest(request_id="warm-up/0", prompt_token_ids=[0], sampling_params=params)
+        """Run a prompt of one token, or an item, through the whole engine, so that the first client pays nothing."""
         engine = self._started
+        request = _warm_up_request(engine.description)
+        if request is None:
+            return
         async with contextlib.aclosing(engine.outputs(CONTROL_ROUTER)) as messages:  # type: ignore[type-var]
             await engine.submit([request], CONTROL_ROUTER)
             async for message in messages:
                 if any(delta.finish_reason is not None for delta in message.deltas):
                     return
+
+
+def _warm_up_request(description: ModelDescription) -> GenerationRequest | None:
+    if description.predictor is not None:
+        return predictor_warm_up(WARM_UP, description.predictor, takes_text=description.vocab_size > 0)
+    params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
+    return GenerationRequest(request_id=WARM_UP, prompt_token_ids=[0], sampling_params=params)
 
 
 def see_own_gpus() -> None:

@@ -1,14 +1,18 @@
 """Construction of engines from settings; importing this loads torch, so only an engine's own process does."""
 
 import gc
+from pathlib import Path
 
 from rayinfer.config import EngineConfig
 from rayinfer.engine.build import build_engine
 from rayinfer.engine.distributed.rank_worker import run_rank
 from rayinfer.engine.loop.async_engine import AsyncEngine
+from rayinfer.engine.loop.stepped_engine import SteppedEngine
 from rayinfer.engine.ranks.rendezvous import Rendezvous, RendezvousHost
 from rayinfer.engine.worker.cores import fill_machine, usable_cores
 from rayinfer.models.checkpoints.sources import resolve_model
+from rayinfer.models.predictor_kind import predictor_kind
+from rayinfer.predictors.build_engine import build_predictor_engine, check_predictor_settings
 
 
 def build_async_engine(
@@ -21,10 +25,17 @@ def build_async_engine(
     num_ranks = config.tensor_parallel_size * config.pipeline_parallel_size
     assert (num_ranks > 1) == (rendezvous is not None), "its ranks are actors, and no processes that it starts itself"
     config = _with_threads(config, num_processes_on_node)
-    engine = build_engine(config, resolve_model(config.model, progress=False), rendezvous=rendezvous)
+    engine = _build(config, resolve_model(config.model, progress=False), rendezvous)
     gc.collect()
     gc.freeze()  # all that is loaded by now stays: walking through it took pauses of a tenth of a second
     return AsyncEngine(engine)
+
+
+def _build(config: EngineConfig, folder: Path, rendezvous: RendezvousHost | None) -> SteppedEngine:
+    if predictor_kind(folder) is None:
+        return build_engine(config, folder, rendezvous=rendezvous)
+    check_predictor_settings(config)  # several ranks are refused before any is waited for
+    return build_predictor_engine(config, folder)
 
 
 def run_engine_rank(config: EngineConfig, num_processes_on_node: int, rendezvous: Rendezvous, rank: int) -> None:

@@ -4,12 +4,16 @@ import asyncio
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
 
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.models.checkpoints.sources import resolve_model
+from rayinfer.models.predictor_kind import predictor_kind
 from rayinfer.protocols import ControlAction
 from rayinfer.routing.dispatch import ENGINE_WAIT_S, Dispatcher
 from rayinfer.routing.first_tokens import FirstTokens
@@ -61,7 +65,7 @@ class RoutedModels:
     async def add(self, model: RouterModel) -> None:
         """Load a model's tokenizer and follow its engines."""
         folder = await asyncio.to_thread(resolve_model, model.source, progress=False)
-        tokenizer = Tokenizer.from_folder(folder)
+        tokenizer, chat_template = read_text_files(folder)
         scaling = model.scaling
         first_tokens = None if scaling is None else FirstTokens(scaling.ttft_objective_s)
         dispatcher = Dispatcher(
@@ -80,7 +84,7 @@ class RoutedModels:
             name=model.name,
             generator=dispatcher,
             tokenizer=tokenizer,
-            chat_template=ChatTemplate.from_folder(folder),
+            chat_template=chat_template,
             created=int(time.time()),
             engines=dispatcher.engine_set_control,
         )
@@ -148,3 +152,10 @@ class RoutedModels:
     def _follow(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine until the router ends."""
         self._following.append(asyncio.get_running_loop().create_task(work))
+
+
+def read_text_files(folder: Path) -> tuple[Tokenizer, ChatTemplate]:
+    """Read a model's tokenizer and chat template: no tokens for images, and no template where no text is generated."""
+    kind = predictor_kind(folder)
+    tokenizer = Tokenizer(Backend(BPE())) if kind == "image" else Tokenizer.from_folder(folder)
+    return tokenizer, ChatTemplate.from_folder(folder) if kind is None else ChatTemplate({}, {})

@@ -7,14 +7,15 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
-from rayinfer.engine.loop.engine import Engine
-from rayinfer.engine.loop.engine_commands import Abort, Command, RunControlAction, Stop, Submit, Unsubscribe
+from rayinfer.engine.loop.engine_commands import Abort, Command, Continue, RunControlAction, Stop, Submit, Unsubscribe
 from rayinfer.engine.loop.router_subscriptions import RouterSubscription, RouterSubscriptions
 from rayinfer.engine.loop.self_check import needs_self_check, run_self_check
 from rayinfer.engine.loop.step_watchdog import StepWatchdog
+from rayinfer.engine.loop.stepped_engine import SteppedEngine
 from rayinfer.errors import EngineDead, RequestError, WrongEngineState
 from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
 from rayinfer.outputs import EngineStats, StepMessage, TokenDelta
+from rayinfer.predictions import PredictionOutput
 from rayinfer.protocols import ControlAction, GenerationRequest, GetState, ModelDescription
 from rayinfer.traces.request_trace import RequestTrace
 
@@ -29,7 +30,7 @@ class AsyncEngine:
     cause, and every `outputs` iterator raises EngineDead.
     """
 
-    def __init__(self, engine: Engine, *, limits: LivenessLimits = DEFAULT_LIMITS) -> None:
+    def __init__(self, engine: SteppedEngine, *, limits: LivenessLimits = DEFAULT_LIMITS) -> None:
         self.description: ModelDescription = engine.description
         self.failure: BaseException | None = None
         self._engine = engine
@@ -42,6 +43,7 @@ class AsyncEngine:
         self._stats = engine.stats
         self._watchdog = StepWatchdog(limits=limits)
         engine.on_plan = self._watchdog.record_plan
+        engine.on_ready = lambda: self._commands.put(Continue())
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -118,7 +120,7 @@ class AsyncEngine:
     @property
     def num_unfinished(self) -> int:
         """Requests that wait or run."""
-        return self._stats.num_running + self._stats.num_waiting + self._commands.qsize()
+        return len(self._owners) + self._commands.qsize()
 
     async def _next_message(self, router: RouterSubscription) -> StepMessage | None:
         """Wait for the thread's next message; after `message_interval_s` report for how long the loop has stalled."""
@@ -139,6 +141,8 @@ class AsyncEngine:
         try:
             while self._run_commands():
                 self._engine.check_alive()
+                if self._engine.wait_s > 0:
+                    continue
                 self._publish(self._step() if self._engine.has_unfinished_requests else [])
                 self._drop_unread_routers()
         except BaseException as error:
@@ -159,10 +163,13 @@ class AsyncEngine:
             return deltas
 
     def _run_commands(self) -> bool:
-        """Run the commands queued since the last step; when idle, wait for one, at most a heartbeat."""
-        is_idle = not self._engine.can_advance
+        """Run the commands queued since the last step; when idle or delaying a step, wait for one.
+
+        At most for a heartbeat, or as long as the step is delayed.
+        """
+        wait_s = self._engine.wait_s if self._engine.can_advance else self._limits.loop_heartbeat_s
         try:
-            command = self._commands.get(block=is_idle, timeout=self._limits.loop_heartbeat_s if is_idle else None)
+            command = self._commands.get(block=wait_s > 0, timeout=wait_s)
             while not isinstance(command, Stop):
                 self._run_command(command)
                 command = self._commands.get_nowait()
@@ -175,7 +182,7 @@ class AsyncEngine:
         self._stats = self._engine.stats
         return False
 
-    def _run_command(self, command: Submit | Abort | Unsubscribe | RunControlAction) -> None:
+    def _run_command(self, command: Submit | Abort | Unsubscribe | RunControlAction | Continue) -> None:
         if isinstance(command, Submit):
             for request in command.requests:
                 self._add(request, command.router)
@@ -183,7 +190,7 @@ class AsyncEngine:
             self._abort(command.request_ids)
         elif isinstance(command, RunControlAction):
             self._change(command)
-        else:
+        elif isinstance(command, Unsubscribe):
             self._abort(list(command.router.request_ids))
 
     def _add(self, request: GenerationRequest, router: RouterSubscription) -> None:
@@ -191,7 +198,7 @@ class AsyncEngine:
             self._engine.add_request(request)
         except RequestError as error:
             logger.warning("request %s refused: %s", request.request_id, error)
-            router.outputs.put(self._message([_refusal(request)]))
+            router.outputs.put(self._message([_refusal(request, str(error))]))
             return
         router.request_ids.add(request.request_id)
         self._owners[request.request_id] = router
@@ -250,8 +257,9 @@ class AsyncEngine:
         )
 
 
-def _refusal(request: GenerationRequest) -> TokenDelta:
+def _refusal(request: GenerationRequest, message: str) -> TokenDelta:
     trace = RequestTrace()
     trace.record("finished", reason="error", output_tokens=0)
     events = trace.in_order() if request.trace else None
-    return TokenDelta(request.request_id, 0, [], finish_reason="error", trace=events)
+    prediction = None if request.prediction is None else PredictionOutput(error=message)
+    return TokenDelta(request.request_id, 0, [], finish_reason="error", trace=events, prediction=prediction)

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from rayinfer.engine.loop.engine_state import LifeCycle
+from rayinfer.engine.loop.step_failures import may_be_one_requests_fault
 from rayinfer.engine.plan.executor import Executor, StepHandle
 from rayinfer.engine.plan.executor_commands import SleepLevel, sleep_level
 from rayinfer.engine.plan.step_plan import Int32Array, StepPlan
@@ -40,6 +41,8 @@ class Engine:
         self._clock = clock
         self._life = LifeCycle()
         self.on_plan: Callable[[int], None] = lambda num_tokens: None  # called with the number of tokens of a step
+        self.on_ready: Callable[[], None] = lambda: None  # steps wait for nothing but their own results
+        self.wait_s = 0.0  # a step is never delayed
         self._in_flight: deque[tuple[StepPlan, StepHandle]] = deque()  # steps, oldest first
         self._deltas: list[TokenDelta] = []  # of the current step: kept over an interruption
 
@@ -177,7 +180,7 @@ class Engine:
         try:
             self._in_flight.append((plan, self._executor.submit(plan)))
         except Exception as error:
-            if not _may_be_one_requests_fault(error):
+            if not may_be_one_requests_fault(error):
                 raise
             logger.info("step %d failed beside an in-flight one and is computed again: %s", plan.step, error)
         else:
@@ -219,7 +222,7 @@ class Engine:
         try:
             sampled = self._executor.submit(plan).result()
         except Exception as error:
-            if not _may_be_one_requests_fault(error):
+            if not may_be_one_requests_fault(error):
                 raise
             failure = error
         if failure is None:
@@ -256,12 +259,3 @@ class Engine:
         delta = self.scheduler.finish(request_id, reason)
         if delta is not None:
             self._deltas.append(delta)
-
-
-def _may_be_one_requests_fault(error: Exception) -> bool:
-    # After a device error or a lack of memory the state cannot be trusted, whichever request caused it.
-    return (
-        not isinstance(error, MemoryError | EngineDead)
-        and "CUDA error" not in str(error)
-        and "out of memory" not in str(error)
-    )

@@ -38,8 +38,12 @@ class RunControlAction:
     done: Future[str] = field(default_factory=Future)
 
 
+class Continue:
+    """Take the next step: what it waited for is there."""
+
+
 class Stop:
     """Stop the loop; commands after it are not run."""
 
 
-Command = Submit | Abort | Unsubscribe | RunControlAction | Stop
+Command = Submit | Abort | Unsubscribe | RunControlAction | Continue | Stop

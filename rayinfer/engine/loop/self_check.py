@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rayinfer.engine.loop.engine import Engine
+from rayinfer.engine.loop.stepped_engine import SteppedEngine
 from rayinfer.errors import EngineDead
 from rayinfer.outputs import TokenDelta
 from rayinfer.protocols import GenerationRequest
@@ -17,12 +17,14 @@ SELF_CHECK = GenerationRequest(
 
 
 def needs_self_check(deltas: Sequence[TokenDelta]) -> bool:
-    """Return whether requests have failed in a step, and none has gained a token."""
+    """Return whether requests have failed in a step, and none has gained a token; predictors check themselves."""
     # In this order: in most steps the first delta has a token.
-    return not any(delta.token_ids for delta in deltas) and any(delta.finish_reason == "error" for delta in deltas)
+    return not any(delta.token_ids for delta in deltas) and any(
+        delta.finish_reason == "error" and delta.prediction is None for delta in deltas
+    )
 
 
-def run_self_check(engine: Engine) -> list[TokenDelta]:
+def run_self_check(engine: SteppedEngine) -> list[TokenDelta]:
     """Compute a prompt of one token beside all running requests; returns the deltas of the others meanwhile.
 
     Raises EngineDead if that fails, too: then the failed requests may be computed elsewhere.

@@ -18,7 +18,7 @@ def checked_token_ids(request: GenerationRequest, description: ModelDescription)
     if not request.prompt_token_ids:
         raise InvalidParameter("prompt must not be empty", "prompt")
     _check_length(len(request.prompt_token_ids) + num_outputs, params.max_tokens, description.max_model_len)
-    token_ids = _array([*request.prompt_token_ids, *request.output_token_ids], description.vocab_size)
+    token_ids = token_array([*request.prompt_token_ids, *request.output_token_ids], description.vocab_size)
     if params.n != 1:
         raise InvalidParameter(f"n must be 1 for one choice of a request, got {params.n}", "n")
     if params.max_tokens is not None and num_outputs >= max(params.max_tokens, 1):
@@ -26,7 +26,7 @@ def checked_token_ids(request: GenerationRequest, description: ModelDescription)
     params.check_vocabulary(description.vocab_size)
     if params.bad_texts:
         raise InvalidParameter("bad_words must be tokenized before they are sent to an engine", "bad_words")
-    _check_urgency(request.priority, request.timeout_s)
+    check_urgency(request.priority, request.timeout_s)
     return token_ids
 
 
@@ -42,7 +42,7 @@ def checked_source(request: GenerationRequest, description: ModelDescription) ->
             "context_length_exceeded",
         )
     request.sampling_params.check_prompt_is_not_scored()
-    return _array(request.prompt_token_ids, description.vocab_size)
+    return token_array(request.prompt_token_ids, description.vocab_size)
 
 
 def _check_length(num_tokens: int, max_tokens: int | None, limit: int) -> None:
@@ -56,7 +56,8 @@ def _check_length(num_tokens: int, max_tokens: int | None, limit: int) -> None:
         )
 
 
-def _array(prompt: list[int], vocab_size: int) -> Int32Array:
+def token_array(prompt: list[int], vocab_size: int) -> Int32Array:
+    """Return token ids as an array; raises InvalidParameter for one outside the vocabulary."""
     try:
         # `array` refuses non-integers, much faster than a check of each.
         token_ids = np.frombuffer(array("i", prompt), np.int32)
@@ -68,7 +69,8 @@ def _array(prompt: list[int], vocab_size: int) -> Int32Array:
     return token_ids
 
 
-def _check_urgency(priority: object, timeout_s: object) -> None:
+def check_urgency(priority: object, timeout_s: object) -> None:
+    """Raise InvalidParameter for a priority or time limit out of range."""
     is_integer = isinstance(priority, int) and not isinstance(priority, bool)
     if not is_integer or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:  # type: ignore[operator]
         raise InvalidParameter(

@@ -28,8 +28,14 @@ ARCHITECTURES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "Qwen3ForCausalLM": ("qwen3", "Qwen3ForCausalLM"),
         "Qwen3MoeForCausalLM": ("qwen3_moe", "Qwen3MoeForCausalLM"),
         "T5ForConditionalGeneration": ("t5", "T5ForConditionalGeneration"),
+        "LlamaModel": ("llama", "LlamaForCausalLM"),
+        "MistralModel": ("mistral", "MistralForCausalLM"),
+        "Qwen2Model": ("qwen2", "Qwen2ForCausalLM"),
+        "Qwen3Model": ("qwen3", "Qwen3ForCausalLM"),
     }
 )
+# Of checkpoints without an output head, which are embedded with.
+HEADLESS = frozenset({"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"})
 
 
 def check_architecture(name: str) -> None:

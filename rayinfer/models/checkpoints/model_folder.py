@@ -11,6 +11,7 @@ WEIGHTS_INDEX = "model.safetensors.index.json"
 REQUIRED_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 MARIAN_FILES = ("source.spm", "target.spm", "vocab.json")  # instead of a tokenizer.json
 
+IMAGE_CLASSIFIER = "ForImageClassification"  # how the names of such architectures end; they have no tokenizer
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth")
 
 
@@ -18,10 +19,21 @@ def check_model_folder(folder: Path) -> None:
     """Raise ModelLoadError that names the first file missing from `folder`."""
     is_marian = all((folder / name).is_file() for name in MARIAN_FILES)
     for name in REQUIRED_FILES:
+        if (folder / name).is_file():
+            continue
         may_lack = name == "tokenizer.json" and (is_marian or foreign_tokenizer_class(folder) is not None)
-        if not (folder / name).is_file() and not may_lack:
+        may_lack |= name != "config.json" and _takes_images(folder)
+        if not may_lack:
             raise ModelLoadError(f"{folder / name} is missing: a model folder needs {', '.join(REQUIRED_FILES)}")
     weight_files(folder)
+
+
+def _takes_images(folder: Path) -> bool:
+    try:
+        architectures = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures")
+    except (ValueError, AttributeError):
+        return False
+    return any(str(name).endswith(IMAGE_CLASSIFIER) for name in architectures or ())
 
 
 def weight_files(folder: Path) -> list[Path]:

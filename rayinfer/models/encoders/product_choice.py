@@ -1,0 +1,160 @@
+"""Choice between our kernels and torch's for an encoder, by timing both on its shapes, once per machine.
+
+Which products are faster depends on the processor: ours win where there is AVX-512, MKL's where there is not. Torch's
+choose their order of sums by the batch, so a text's bits may depend on what else is computed.
+"""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import xxhash
+
+import rayinfer_kernels
+from rayinfer.layers.feed_forward import TORCH_ACTIVATIONS, FeedForward, GatedFeedForward
+from rayinfer.layers.linear import Linear
+from rayinfer.layers.norms import LayerNorm
+from rayinfer.startup_steps import startup_step
+from rayinfer_kernels import ops
+
+NUM_ROWS = (32, 512)  # of a single text, and of a batch
+NUM_RUNS = 5
+RECORD_VERSION = 1
+
+
+def use_own_kernels(model: torch.nn.Module) -> None:
+    """Pack every linear layer, so that no result depends on the batch."""
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.pack()
+
+
+def use_fastest_kernels(model: torch.nn.Module, dtype: torch.dtype, folder: Path) -> None:
+    """Choose for each shape of a model on the CPU by timing, or by what an earlier process has recorded in `folder`."""
+    if not rayinfer_kernels.has_kernels(torch.device("cpu"), dtype):
+        return
+    record = _Record(folder, dtype)
+    for module in model.modules():
+        if isinstance(module, Linear) and module.packed is None:
+            shape = "x".join(map(str, module.weight.shape))
+            if record.is_own_faster(f"linear {shape}", lambda: _time_linear(module)):  # noqa: B023
+                module.pack()
+        elif isinstance(module, LayerNorm):
+            module.uses_torch = not record.is_own_faster(f"layer_norm {len(module.weight)}", lambda: _time_norm(module))  # noqa: B023
+        elif isinstance(module, FeedForward | GatedFeedForward) and module.activation in TORCH_ACTIVATIONS:
+            own, other = module.activation, TORCH_ACTIVATIONS[module.activation]
+            width = (
+                module.down_proj.weight.shape[1]
+                if module.down_proj.packed is None
+                else module.down_proj.packed.in_features
+            )
+            if not record.is_own_faster(f"{own.__name__} {width}", lambda: _time_on_rows(width, dtype, own, other)):  # noqa: B023
+                module.activation = other
+    record.save()
+
+
+class _Record:
+    """Results of timings on this machine with these threads, kept in a file."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
+        machine = f"{_processor()};{torch.__version__};{rayinfer_kernels.cpu_kernels_status().detail};{RECORD_VERSION}"
+        self._file = folder / f"{xxhash.xxh3_64_hexdigest(machine.encode())}.json"
+        self._prefix = f"{str(dtype).removeprefix('torch.')} {torch.get_num_threads()} threads"
+        self._ratios = self._read()
+        self._is_changed = False
+
+    def is_own_faster(self, name: str, measure: Callable[[], float]) -> bool:
+        """Return whether our kernel took less time than torch's: `measure` returns their ratio."""
+        key = f"{self._prefix} {name}"
+        if key not in self._ratios:
+            with startup_step("timing kernels"):
+                self._ratios[key] = round(measure(), 3)
+            self._is_changed = True
+        return self._ratios[key] < 1
+
+    def save(self) -> None:
+        """Write what was measured; a folder that cannot be written is measured for again."""
+        if not self._is_changed:
+            return
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = self._file.with_suffix(f".{os.getpid()}")
+            unfinished.write_text(json.dumps(self._read() | self._ratios, indent=1), encoding="utf-8")
+            unfinished.replace(self._file)
+        except OSError:
+            return
+
+    def _read(self) -> dict[str, float]:
+        try:
+            ratios: Any = json.loads(self._file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        if not isinstance(ratios, dict):
+            return {}
+        return {name: float(ratio) for name, ratio in ratios.items() if isinstance(ratio, int | float)}
+
+
+def _time_linear(layer: Linear) -> float:
+    weight = layer.weight
+    packed = ops.pack_weight(weight.clone(), layer.is_gated)
+    assert packed is not None, "there are compiled kernels"
+    return _ratio(
+        [torch.randn(rows, weight.shape[1], dtype=weight.dtype) for rows in NUM_ROWS],
+        lambda x: (
+            ops.gated_linear(x, packed, layer.bias, "silu") if layer.is_gated else ops.linear(x, packed, layer.bias)
+        ),
+        lambda x: (
+            ops.gated_linear(x, weight, layer.bias, "silu") if layer.is_gated else F.linear(x, weight, layer.bias)
+        ),
+    )
+
+
+def _time_norm(norm: LayerNorm) -> float:
+    width, bias = len(norm.weight), torch.zeros_like(norm.weight)
+    return _time_on_rows(
+        width,
+        norm.weight.dtype,
+        lambda x: ops.layer_norm(x, norm.weight, bias, 1e-12),
+        lambda x: F.layer_norm(x, (width,), norm.weight, bias, 1e-12),
+    )
+
+
+def _time_on_rows(
+    width: int,
+    dtype: torch.dtype,
+    own: Callable[[torch.Tensor], torch.Tensor],
+    other: Callable[[torch.Tensor], torch.Tensor],
+) -> float:
+    return _ratio([torch.randn(rows, width, dtype=dtype) for rows in NUM_ROWS], own, other)
+
+
+def _ratio(
+    inputs: list[torch.Tensor], own: Callable[[torch.Tensor], Any], other: Callable[[torch.Tensor], Any]
+) -> float:
+    """Return how much longer `own` takes than `other`, on average over the inputs' sizes; the two take turns."""
+    ratio = 1.0
+    for x in inputs:
+        times: dict[Callable[[torch.Tensor], Any], float] = {own: float("inf"), other: float("inf")}
+        for _ in range(NUM_RUNS):
+            for run in times:
+                started = time.perf_counter()
+                run(x)
+                times[run] = min(times[run], time.perf_counter() - started)
+        ratio *= times[own] / max(times[other], 1e-9)
+    return float(ratio ** (1 / len(inputs)))
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )

@@ -1,0 +1,104 @@
+"""The process that decodes images; what a file does to it, it does to no other."""
+
+import contextlib
+import io
+import os
+import resource
+import sys
+import warnings
+from typing import IO, Any
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from rayinfer.predictions import DEFAULT_IMAGE_LIMITS, ImageLimits
+from rayinfer.predictors.image_shape import ANSWER, LENGTH, PIXELS, REFUSED, ImageShape
+
+FORMATS = ("JPEG", "PNG", "WEBP")
+MEMORY_BYTES = 2 * 2**30  # of addresses: 25 megapixels need a tenth of it
+NICENESS = 5  # below the engine, which computes
+DRAFT_PIXELS = 2_000_000  # JPEGs above this are decoded at a fraction of their size, at least twice what is needed
+
+Image.MAX_IMAGE_PIXELS = None  # the limits here are smaller, and errors rather than warnings
+
+
+class RefusedImage(Exception):
+    """An image that cannot be decoded, or is beyond a limit."""
+
+
+def decode_image(content: bytes, shape: ImageShape, limits: ImageLimits = DEFAULT_IMAGE_LIMITS) -> Image.Image:
+    """Decode an image to RGB at the model's size; raises RefusedImage."""
+    if len(content) > limits.max_bytes:
+        raise RefusedImage(f"the image has {len(content):,} bytes, the limit is {limits.max_bytes:,}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image = Image.open(io.BytesIO(content), formats=FORMATS)
+            _check_header(image, limits)
+            return _resized(_upright(image, shape), shape)
+    except RefusedImage:
+        raise
+    except Exception as error:  # Pillow's decoders raise errors of a dozen kinds for broken files
+        kind = "no JPEG, PNG or WebP image" if isinstance(error, UnidentifiedImageError) else "broken"
+        raise RefusedImage(f"the image is {kind}") from error
+
+
+def _check_header(image: Image.Image, limits: ImageLimits) -> None:
+    """Check what the header says, before anything is decoded."""
+    width, height = image.size
+    if max(width, height) > limits.max_side:
+        raise RefusedImage(f"the image has {width} x {height} pixels, the limit is {limits.max_side:,} a side")
+    if width * height > limits.max_pixels:
+        raise RefusedImage(f"the image has {width * height:,} pixels, the limit is {limits.max_pixels:,}")
+    # Of a phone's photograph with a preview (MPO) the first frame is the photograph.
+    if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:
+        raise RefusedImage("the image has several frames, the limit is 1")
+
+
+def _upright(image: Image.Image, shape: ImageShape) -> Image.Image:
+    needed = 2 * max(shape.height, shape.width, shape.shortest_edge)
+    if image.width * image.height > DRAFT_PIXELS:
+        image.draft("RGB", (needed, needed))  # of JPEGs only
+    return ImageOps.exif_transpose(image).convert("RGB")
+
+
+def _resized(image: Image.Image, shape: ImageShape) -> Image.Image:
+    if not shape.shortest_edge:
+        return image.resize((shape.width, shape.height), shape.resample)
+    shortest, width, height = shape.shortest_edge, image.width, image.height
+    if width <= height:
+        size = (shortest, min(int(shortest * height / width), 64 * shortest))
+    else:
+        size = (min(int(shortest * width / height), 64 * shortest), shortest)
+    image = image.resize(size, shape.resample)
+    left, top = (image.width - shape.width) // 2, (image.height - shape.height) // 2
+    return image.crop((left, top, left + shape.width, top + shape.height))  # black where it is smaller
+
+
+def decode_for_parent(shape: dict[str, Any], limits: dict[str, Any]) -> None:
+    """Decode images from standard input until it ends; the program of the process."""
+    os.nice(NICENESS)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    image_shape, image_limits = ImageShape(**shape), ImageLimits(**limits)
+    with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
+        while True:
+            content = _read(sys.stdin.buffer)
+            try:
+                image = decode_image(content, image_shape, image_limits)
+                head, body = ANSWER.pack(PIXELS, image.height, image.width), image.tobytes()
+            except RefusedImage as error:
+                body = str(error).encode()
+                head = ANSWER.pack(REFUSED, len(body), 0)
+            sys.stdout.buffer.write(head + body)
+            sys.stdout.buffer.flush()
+
+
+def _read(stream: IO[bytes]) -> bytes:
+    head = stream.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        raise EOFError
+    (length,) = LENGTH.unpack(head)
+    content = stream.read(length)
+    if len(content) < length:
+        raise EOFError
+    return content

@@ -1,0 +1,118 @@
+"""Runner of encoders: embeddings, classification of texts and of tokens, and relevance of pairs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rayinfer.config import EngineConfig, cache_folder
+from rayinfer.models.encoders.encoder import Encoder
+from rayinfer.models.encoders.encoder_config import EncoderConfig, read_encoder_config
+from rayinfer.models.encoders.encoder_loading import load_encoder
+from rayinfer.models.encoders.pooling import pool
+from rayinfer.models.encoders.product_choice import use_fastest_kernels, use_own_kernels
+from rayinfer.models.encoders.sentence_embedding import SentenceEmbedding, load_sentence_embedding
+from rayinfer.models.encoders.sentence_layout import SentenceLayout, read_sentence_layout
+from rayinfer.models.loader import torch_dtype
+from rayinfer.predictions import PredictorDescription
+from rayinfer.predictors.runner import RunnerItem, RunnerResult
+from rayinfer.predictors.runners.activations import classifier_activation, relevance_activation
+from rayinfer.predictors.runners.text_batches import check_texts, order_by_length, split_tokens, text_batch
+from rayinfer.startup_steps import startup_step
+
+
+class TextRunner:
+    """A loaded encoder and what stands behind it."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        embedding: SentenceEmbedding,
+        description: PredictorDescription,
+        max_input_tokens: int,
+        device: torch.device,
+    ) -> None:
+        self._encoder, self._embedding, self._device = encoder, embedding, device
+        self.description = description
+        self.max_input_tokens = max_input_tokens
+        self.vocab_size = encoder.config.vocab_size
+
+    @torch.inference_mode()
+    def run(self, batch: Sequence[RunnerItem]) -> list[RunnerResult]:
+        """See Runner."""
+        check_texts(batch, self.description, self.max_input_tokens, self.vocab_size)
+        if not batch:
+            return []
+        order = order_by_length(batch)
+        items = [batch[index] for index in order]
+        texts = text_batch(items, self._device)
+        hidden = self._encoder.forward(texts)
+        numbers: dict[str, list[torch.Tensor]] = {
+            task: self._numbers(task, hidden, texts.lengths) for task in {item.task for item in items}
+        }
+        results: list[RunnerResult] = [np.empty(0, dtype=np.float32)] * len(batch)
+        for place, index in enumerate(order):
+            results[index] = numbers[items[place].task][place].float().cpu().numpy()
+        return results
+
+    def close(self) -> None:
+        """See Runner."""
+        del self._encoder, self._embedding
+
+    def _numbers(self, task: str, hidden: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
+        """Compute the numbers of all texts for a task."""
+        if task == "embed":
+            return list(self._embedding.forward(hidden, lengths))
+        if task == "token_embed":
+            return split_tokens(hidden, lengths)
+        head = self._encoder.head
+        assert head is not None, "a model without a head has no such task"
+        if head.pooling is None:
+            return split_tokens(head.forward(hidden), lengths)
+        return list(head.forward(pool(hidden, lengths, head.pooling)))
+
+
+def build_text_runner(config: EngineConfig, folder: Path, device: torch.device) -> TextRunner:
+    """Load an encoder's folder; raises ModelLoadError and ConfigError."""
+    shape = read_encoder_config(folder)
+    layout = read_sentence_layout(folder)
+    dtype = torch_dtype(config.dtype, shape.dtype)
+    with startup_step("reading the checkpoint"):
+        encoder = load_encoder(folder, dtype, device, quantization=config.quantization)
+        embedding = load_sentence_embedding(layout, dtype, device)
+    if device.type == "cpu":
+        if config.deterministic:
+            use_own_kernels(encoder)
+            use_own_kernels(embedding)
+        else:
+            use_fastest_kernels(encoder, dtype, cache_folder() / "products")
+    max_length = min(shape.max_length, layout.max_length or shape.max_length, config.max_model_len or shape.max_length)
+    return TextRunner(encoder, embedding, _describe(shape, layout), max_length, device)
+
+
+def _describe(shape: EncoderConfig, layout: SentenceLayout) -> PredictorDescription:
+    head = shape.architecture.head
+    if head == "token_classify":
+        return PredictorDescription(tasks=("token_classify",), labels=shape.labels, activation="softmax")
+    if head == "classify":
+        is_scorer = len(shape.labels) == 1
+        return PredictorDescription(
+            tasks=("score", "classify") if is_scorer else ("classify",),
+            labels=shape.labels,
+            activation=relevance_activation(shape.raw) if is_scorer else classifier_activation(shape.raw),
+        )
+    return describe_embeddings(shape.hidden_size, layout)
+
+
+def describe_embeddings(hidden_size: int, layout: SentenceLayout) -> PredictorDescription:
+    """Describe a predictor of embeddings."""
+    return PredictorDescription(
+        tasks=("embed", "token_embed"),
+        embedding_size=layout.dense[-1].out_features if layout.dense else hidden_size,
+        normalizes=layout.normalizes,
+        pooling=layout.pooling,
+        prompts=layout.prompts,
+        default_prompt_name=layout.default_prompt_name,
+        similarity=layout.similarity,
+    )
