@@ -26,7 +26,16 @@ def within_key_limits(caller: Caller, generation: "PreparedGeneration") -> "Prep
             f"The API key permits priorities {limits.most_urgent} to {limits.least_urgent}, got {generation.priority}.",
             "priority",
         )
-    most = _most_tokens(limits, max(map(len, generation.prompts), default=0))
+    longest = max(map(len, generation.prompts), default=0)
+    if generation.inputs:
+        if limits.max_context is not None and longest > limits.max_context:
+            raise PromptTooLong(
+                f"The API key's maximum context length is {limits.max_context} tokens. "
+                f"The longest input has {longest} tokens.",
+                code="context_length_exceeded",
+            )
+        return generation
+    most = _most_tokens(limits, longest)
     wanted = generation.params.max_tokens
     if most is None or (wanted is not None and wanted <= most):
         return generation

@@ -96,7 +96,9 @@ class TgiEndpoints:
         body = check_schema(ChatCompletionBody, raw)
         is_named = body.model is not None and body.model not in PLACEHOLDERS
         model = (
-            find_usable_model(request, self._models, body.model) if is_named else find_path_model(request, self._models)
+            find_usable_model(request, self._models, body.model, "generate")
+            if is_named
+            else find_path_model(request, self._models, "generate")
         )
         template = chosen_template(body, model.chat_template, trusts_request=False)
         text = template.render(template_messages(body.messages), **template_settings(body))
@@ -115,7 +117,7 @@ class TgiEndpoints:
 
         def prepare(raw: dict[str, Any]) -> tuple[TgiGeneration, bool]:
             body = check_schema(GenerateBody, raw)
-            model = find_path_model(request, self._models)
+            model = find_path_model(request, self._models, "generate")
             streams = bool(body.stream) if stream is None else stream
             return make_generation(
                 body, model, self._service.limits, stream=streams, returns_full_text=is_root
