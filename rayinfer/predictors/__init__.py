@@ -1,0 +1,1 @@
+"""Models that do not generate: embeddings, classification, relevance, images and models of tensors."""
