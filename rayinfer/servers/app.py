@@ -44,12 +44,15 @@ from rayinfer.servers.openapi import (
     remove_validation_errors,
     responses,
 )
+from rayinfer.servers.pooling.routes import POOLING_PATHS, add_pooling_routes
+from rayinfer.servers.prediction.service import PredictionService
 from rayinfer.servers.request_boundary import RequestBoundary
 from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, RequestBounds
 from rayinfer.servers.request_limits import DEFAULT_REQUEST_LIMITS, RequestLimits
 from rayinfer.servers.served_model import ServedModel as ServedModel
 from rayinfer.servers.server_info import add_server_info_routes
 from rayinfer.servers.shared_paths import add_info_routes, add_shared_routes
+from rayinfer.servers.tei.routes import TEI_PATHS, add_tei_routes
 from rayinfer.servers.tgi.routes import TGI_GENERATION_PATHS, add_tgi_routes
 from rayinfer.servers.traces import add_trace_routes
 from rayinfer.traces.trace_store import TraceStore
@@ -97,7 +100,7 @@ def build_app(
     app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False)
     trust_tenant_header(app, trusts_tenant_header)
     bounds = RequestBounds(max_body_bytes=max_body_bytes)
-    paths = [*generation_paths(), *TGI_GENERATION_PATHS, API]
+    paths = [*generation_paths(), *TGI_GENERATION_PATHS, API, *POOLING_PATHS, *TEI_PATHS]
     app.add_middleware(LoadShedding, models=models, metrics=metrics, paths=paths)
     if access is not None or access_log is not None:
         app.add_middleware(AccessMiddleware, access=access, metrics=metrics, log=access_log)
@@ -112,10 +115,13 @@ def build_app(
     service = kserve.generation
     add_info_routes(app, service)  # before OpenAI's /models/{id}, whose ids may contain slashes
     tokenizers = add_openai_routes(app, service, trusts_request_chat_template=trusts_request_chat_template)
+    predictions = PredictionService(service)
+    scores = add_pooling_routes(app, predictions)
     add_tgi_routes(app, service)
+    tei = add_tei_routes(app, predictions)
     add_megatron_routes(app, service)
     add_kserve_routes(app, kserve, max_body_bytes)
-    add_shared_routes(app, service, tokenizers)
+    add_shared_routes(app, service, tokenizers, scores, tei)
     _add_service_routes(app, models, metrics, other_metrics)
     add_server_info_routes(app, service)
     add_trace_routes(app, traces)

@@ -14,13 +14,25 @@ from rayinfer.tokenization.tokenizer import Tokenizer
 PLACEHOLDERS = frozenset({"tgi", "dummy"})
 MODEL_REQUIRED = "model_required"  # code of the error for a request that means no particular one of several
 
-Task = PredictionTask | Literal["generate"]
+Task = PredictionTask | Literal["generate", "classify_images"]  # classify: texts
+
+ALL_TASKS: tuple[Task, ...] = (
+    "generate",
+    "embed",
+    "score",
+    "classify",
+    "token_classify",
+    "classify_images",
+    "token_embed",
+    "infer",
+)
 
 _PATHS: Mapping[Task, tuple[str, ...]] = {
     "generate": ("/v1/chat/completions", "/v1/completions", "/generate"),
     "embed": ("/v1/embeddings", "/embed", "/similarity", "/score", "/rerank", "/pooling"),
     "token_embed": ("/embed_all", "/pooling"),
-    "classify": ("/classify", "/predict", "/v1/images/classify"),
+    "classify": ("/classify", "/predict"),
+    "classify_images": ("/v1/images/classify",),
     "token_classify": ("/pooling",),
     "score": ("/score", "/rerank"),
     "infer": ("/v2/models/NAME/infer",),
@@ -29,7 +41,8 @@ _NAMES: Mapping[Task, str] = {
     "generate": "generation of text",
     "embed": "embeddings",
     "token_embed": "embeddings of tokens",
-    "classify": "classification",
+    "classify": "classification of texts",
+    "classify_images": "classification of images",
     "token_classify": "classification of tokens",
     "score": "scores of pairs",
     "infer": "inference on tensors",
@@ -54,7 +67,11 @@ class ServedModel:
             predictor = self.generator.describe().predictor
         except NotReady:
             return None
-        return ("generate",) if predictor is None else predictor.tasks
+        if predictor is None:
+            return ("generate",)
+        if not predictor.image_size:
+            return predictor.tasks
+        return tuple("classify_images" if task == "classify" else task for task in predictor.tasks)
 
 
 def find_model(models: Mapping[str, ServedModel], name: str | None, *tasks: Task) -> ServedModel:
