@@ -65,6 +65,8 @@ CORS_OPTIONS: dict[str, Any] = {
 
 logger = logging.getLogger(__name__)
 
+_SHED_PATHS = (*generation_paths(), *TGI_GENERATION_PATHS, API, *POOLING_PATHS, *TEI_PATHS)
+
 OtherMetrics = Callable[[], Awaitable[Sequence[MetricsSnapshot]]]
 
 
@@ -100,8 +102,7 @@ def build_app(
     app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False)
     trust_tenant_header(app, trusts_tenant_header)
     bounds = RequestBounds(max_body_bytes=max_body_bytes)
-    paths = [*generation_paths(), *TGI_GENERATION_PATHS, API, *POOLING_PATHS, *TEI_PATHS]
-    app.add_middleware(LoadShedding, models=models, metrics=metrics, paths=paths)
+    app.add_middleware(LoadShedding, models=models, metrics=metrics, paths=_SHED_PATHS)
     if access is not None or access_log is not None:
         app.add_middleware(AccessMiddleware, access=access, metrics=metrics, log=access_log)
     if cors_origins:
@@ -115,13 +116,12 @@ def build_app(
     service = kserve.generation
     add_info_routes(app, service)  # before OpenAI's /models/{id}, whose ids may contain slashes
     tokenizers = add_openai_routes(app, service, trusts_request_chat_template=trusts_request_chat_template)
-    predictions = PredictionService(service)
-    scores = add_pooling_routes(app, predictions)
+    add_pooling_routes(app, predictions := PredictionService(service))
     add_tgi_routes(app, service)
-    tei = add_tei_routes(app, predictions)
+    add_tei_routes(app, predictions)
     add_megatron_routes(app, service)
     add_kserve_routes(app, kserve, max_body_bytes)
-    add_shared_routes(app, service, tokenizers, scores, tei)
+    add_shared_routes(app, predictions, tokenizers)
     _add_service_routes(app, models, metrics, other_metrics)
     add_server_info_routes(app, service)
     add_trace_routes(app, traces)

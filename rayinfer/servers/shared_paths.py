@@ -28,6 +28,7 @@ from rayinfer.servers.openapi import TGI_ERRORS
 from rayinfer.servers.path_models import PATH_MODEL, find_path_model
 from rayinfer.servers.pooling.schemas import RerankBody
 from rayinfer.servers.pooling.scores import ScoreEndpoints
+from rayinfer.servers.prediction.service import PredictionService
 from rayinfer.servers.served_model import ALL_TASKS, ServedModel, Task
 from rayinfer.servers.tei.endpoints import TeiEndpoints
 from rayinfer.servers.tei.entities import EntityEndpoint
@@ -84,11 +85,11 @@ def add_info_routes(app: FastAPI, service: GenerationService) -> None:
     )
 
 
-def add_shared_routes(
-    app: FastAPI, service: GenerationService, tokenizers: TokenizeEndpoints, scores: ScoreEndpoints, tei: TeiEndpoints
-) -> None:
+def add_shared_routes(app: FastAPI, predictions: PredictionService, tokenizers: TokenizeEndpoints) -> None:
     """Add the other paths, behind all that begin with /models; `tokenizers` are vLLM's endpoints."""
+    service = predictions.generation
     openai, tgi = OpenAIEndpoints(service), TgiEndpoints(service)
+    scores, tei = ScoreEndpoints(predictions), TeiEndpoints(predictions)
     root = _root_endpoint(service, tgi, tei)
     invocations = [
         BodyEndpoint(("inputs",), root, (GenerateBody, EmbedBody, PredictBody, SimilarityBody)),

@@ -25,8 +25,8 @@ POOLING_PATHS = tuple(
 )
 
 
-def add_pooling_routes(app: FastAPI, service: PredictionService) -> ScoreEndpoints:
-    """Add the paths to an application; returns the endpoints of paths that others share."""
+def add_pooling_routes(app: FastAPI, service: PredictionService) -> None:
+    """Add the paths to an application, but for those that others share."""
     inputs, scores = InputEndpoints(service), ScoreEndpoints(service)
     routes: tuple[tuple[Sequence[str], Endpoint, type[BaseModel]], ...] = (
         (_EMBEDDINGS, inputs.create_embeddings, EmbeddingsBody),
@@ -40,4 +40,3 @@ def add_pooling_routes(app: FastAPI, service: PredictionService) -> ScoreEndpoin
         aliases = [alias for path in paths for alias in (path, path + "/")][1:]
         add_route(app, "POST", paths[0], endpoint, aliases=aliases, **options)
     add_body_schemas(app, [body for _, _, body in routes])
-    return scores

@@ -16,7 +16,7 @@ from rayinfer.tokenization.truncation import Truncation, TruncationSide
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextSettings:
-    """How the texts of a request become token ids."""
+    """Settings of the tokenization of a request's texts."""
 
     truncate_to: int | None = None  # tokens to keep; -1: as many as the model takes; None: longer ones are refused
     truncate_field: str = "truncate_prompt_tokens"  # by which the client chose that

@@ -22,8 +22,8 @@ EMBED, EMBED_ALL, PREDICT, SIMILARITY, DECODE = "/embed", "/embed_all", "/predic
 TEI_PATHS = tuple(path + end for path in (EMBED, EMBED_ALL, PREDICT, SIMILARITY) for end in ("", "/"))
 
 
-def add_tei_routes(app: FastAPI, service: PredictionService) -> TeiEndpoints:
-    """Add the paths that are TEI's alone to an application; returns the endpoints of paths that others share."""
+def add_tei_routes(app: FastAPI, service: PredictionService) -> None:
+    """Add the paths that are TEI's alone to an application."""
     endpoints, information = TeiEndpoints(service), TeiInformation(service.generation)
     for path, endpoint, body in (
         (EMBED, endpoints.embed, EmbedBody),
@@ -44,4 +44,3 @@ def add_tei_routes(app: FastAPI, service: PredictionService) -> TeiEndpoints:
         )
     bodies: list[type[BaseModel]] = [EmbedBody, PredictBody, SimilarityBody, DecodeBody, TeiRerankBody, TeiTokenizeBody]
     add_body_schemas(app, bodies)
-    return endpoints
