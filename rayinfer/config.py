@@ -209,7 +209,8 @@ def _in_words(finding: ErrorDetails) -> str:
     if not finding["loc"]:
         return f"settings: {message}"
     name = ".".join(str(part) for part in finding["loc"])
-    got = "" if finding["type"] == "missing" else f", got {shown(finding['input'])}"
+    is_said = finding["type"] == "missing" or isinstance(finding["input"], BaseModel)  # our message names its values
+    got = "" if is_said else f", got {shown(finding['input'])}"
     return f"{name}: {message}{got}"
 
 

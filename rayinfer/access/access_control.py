@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from rayinfer.access.api_key import ApiKey, parse_key
 from rayinfer.access.authenticator import Authenticator
@@ -12,7 +12,7 @@ from rayinfer.access.caller import Caller
 from rayinfer.access.generation_usage import EngineClock, EngineLoad, GenerationUsage
 from rayinfer.access.key_table import KeyTable
 from rayinfer.access.owner_messages import NamedUsage, OwnerUpdate, RouterReport, SharedState
-from rayinfer.access.rate_limits import RateLimits
+from rayinfer.access.rate_limits import Holding, RateLimits, RequestSize
 from rayinfer.access.usage import Usage, UsageKey, UsageRow, UsageSums, day_of
 from rayinfer.errors import Unavailable
 
@@ -37,18 +37,21 @@ class AccessControl:
         *,
         engine_load: Callable[[str], EngineLoad] = lambda _: EngineLoad(1, 0),
         on_keys: Callable[[KeyTable], None] = lambda _: None,
+        on_key_error: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = RateLimits(self._key_of, clock)
         self.authenticator = Authenticator(self.limits)
         self.is_loaded = asyncio.Event()
+        self.key_error = ""  # what is wrong with the key file, while the last keys apply
         self._router = router
         self._shared = shared
         self._engine_load = engine_load
         self._on_keys = on_keys
+        self._on_key_error = on_key_error
         self._clock = clock
         self._clocks: dict[str, EngineClock] = {}  # by model
-        self.running: set[GenerationUsage] = set()  # in flight
+        self.running: dict[GenerationUsage, Holding] = {}  # in flight
         self._sums = UsageSums()
         self._sequence = 0
         self._batch: Sequence[UsageRow] = ()  # sent, and not yet acknowledged
@@ -57,21 +60,41 @@ class AccessControl:
         self._synced_s, self._is_away = clock(), False
 
     @contextmanager
-    def admit(self, caller: Caller, model: str, prompts: Sequence[Sequence[int]]) -> Iterator[GenerationUsage]:
-        """Count a generation while it runs; raises RateLimited or QuotaExceeded at its begin."""
-        num_prompt_tokens = sum(map(len, prompts))
-        held = nullcontext() if caller.key is None else self.limits.admit_generation(caller.key, num_prompt_tokens)
-        with held:
+    def admit(
+        self,
+        caller: Caller,
+        model: str,
+        prompts: Sequence[Sequence[int]],
+        *,
+        num_choices: int = 1,
+        max_tokens: int = 0,
+        generates: bool = True,
+    ) -> Iterator[GenerationUsage]:
+        """Count a generation while it runs; raises RateLimited or QuotaExceeded at its begin.
+
+        `max_tokens` are those of each choice that are reserved; 0 where the length is not known. What generates
+        nothing takes one place, however many prompts it has.
+        """
+        num_sequences = num_choices * len(prompts) if generates else 1
+        size = RequestSize(num_sequences, sum(map(len, prompts)), num_sequences * max_tokens)
+        with self._holding(caller, size) as holding:
             engines = self._clocks.get(model)
             if engines is None:
                 engines = self._clocks[model] = EngineClock(self._clock)
             usage = GenerationUsage(caller.key_id, model, prompts, engines)
-            self.running.add(usage)
+            self.running[usage] = holding
             try:
                 yield usage
             finally:
-                self.running.discard(usage)
+                del self.running[usage]
                 self._count(usage, usage.end(), day_of())
+
+    @contextmanager
+    def admit_inference(self, caller: Caller, model: str) -> Iterator[None]:
+        """Count an inference without tokens, on a model that needs no engine; raises RateLimited at its begin."""
+        with self._holding(caller, RequestSize()):
+            self._sums.add(UsageKey(day_of(), caller.key_id, model), Usage(requests=1))
+            yield
 
     async def usage(self, first_day: str, key_id: str | None) -> NamedUsage:
         """Return the usage since a day, of one key or of all; raises Unavailable while the owner is away."""
@@ -99,6 +122,7 @@ class AccessControl:
         self._collect()
         is_late = self._clock() - self._synced_s > AWAY_S  # the owner may have forgotten this router
         changed, self.limits.changed = self.limits.changed, set()
+        last_used_s, self.authenticator.last_used_s = self.authenticator.last_used_s, {}
         if not self._batch:
             self._batch = self._sums.take()
             self._sequence += bool(self._batch)
@@ -106,6 +130,7 @@ class AccessControl:
             router=self._router,
             sequence=self._sequence,
             usage=self._batch,
+            last_used_s=last_used_s,
             totals=self.limits.totals(None if is_late else changed),
             owner=self._owner,
             seen=self._seen,
@@ -116,12 +141,18 @@ class AccessControl:
             await self._apply_keys(update)
         except BaseException:
             self.limits.changed |= changed
+            self.authenticator.last_used_s = last_used_s | self.authenticator.last_used_s
             if self._clock() - self._synced_s > AWAY_S:
                 self.limits.share = 1.0 / max(1, len(self._routers))
             raise
         self._apply_totals(update)
 
     async def _apply_keys(self, update: OwnerUpdate) -> None:
+        if update.key_error != self.key_error:
+            self.key_error = update.key_error
+            self._on_key_error(self.key_error)
+        if not update.has_keys:
+            return
         keys = self.authenticator.keys
         if keys is None or update.keys_revision != self._revision:
             # Thousands of keys take a while to read; tokens of streams should not wait for it.
@@ -159,12 +190,17 @@ class AccessControl:
                 engines.read()
                 engines.load = self._engine_load(model)
         day = day_of()
-        for usage in self.running:
-            self._count(usage, usage.take_new(), day)
+        for usage, holding in self.running.items():
+            new = usage.take_new()
+            self._count(usage, new, day)
+            holding.use(new.output_tokens)
 
     def _count(self, usage: GenerationUsage, new: Usage, day: str) -> None:
         self._sums.add(UsageKey(day, usage.key_id, usage.model), new)
         self.limits.count_output(usage.key_id, new.output_tokens)
+
+    def _holding(self, caller: Caller, size: RequestSize) -> AbstractContextManager[Holding]:
+        return nullcontext(Holding()) if caller.key is None else self.limits.admit_generation(caller.key, size)
 
     def _key_of(self, key_id: str) -> ApiKey | None:
         keys = self.authenticator.keys

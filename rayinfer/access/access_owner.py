@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rayinfer.access.api_key import ApiKey
-from rayinfer.access.key_file import KeyFile
+from rayinfer.access.key_file import WatchedKeyFile
 from rayinfer.access.owner_messages import KeyTotals, NamedUsage, OwnerUpdate, RouterReport
 from rayinfer.access.usage import day_of
 from rayinfer.access.usage_log import UsageLog, usage_log_path
-from rayinfer.errors import ConfigError
 
 ROUTER_SILENT_S = 5.0
 KEPT_REVISIONS = 16  # of the keys: a router that has one of them gets only what changed since
@@ -45,19 +44,21 @@ class AccessOwner:
     ) -> None:
         self.usage_log = UsageLog(usage_log_path(key_file))
         self._name = uuid.uuid4().hex
-        self._key_file = KeyFile(key_file)
+        self._key_file = WatchedKeyFile(key_file)
         self._environment_keys = list(environment_keys)
         self._clock = clock
         self._routers: dict[str, _Router] = {}
         self._num_changes = 0
         self._revisions: OrderedDict[str, _Lines] = OrderedDict()
-        self._stamp: tuple[int, ...] | None = None
-        self._read_keys()
+        self._names: dict[str, str] = {}
+        self._refresh_keys()
 
     def sync(self, report: RouterReport) -> OwnerUpdate:
         """Take a router's report and return what it does not know yet; harmless when repeated."""
         if report.usage:
             self.usage_log.record(report.router, report.sequence, report.usage)
+        if report.last_used_s:
+            self.usage_log.note_used(report.last_used_s)
         self._note_totals(report)
         self._refresh_keys()
         seen = report.seen if report.owner == self._name else 0
@@ -66,7 +67,7 @@ class AccessOwner:
             for name, router in self._routers.items()
             if name != report.router
         }
-        revision = next(reversed(self._revisions))
+        revision = next(reversed(self._revisions), report.keys_revision)
         added, removed = self._key_changes(report.keys_revision, revision)
         day = day_of()
         counted = {*report.totals, *(key_id for of_router in totals.values() for key_id in of_router)}
@@ -79,6 +80,8 @@ class AccessOwner:
             owner=self._name,
             seen=self._num_changes,
             keys_revision=revision,
+            has_keys=bool(self._revisions),
+            key_error=self._key_file.error,
             has_all_keys=report.keys_revision not in self._revisions,
             added_keys=added,
             removed_keys=removed,
@@ -107,22 +110,13 @@ class AccessOwner:
 
     def _refresh_keys(self) -> None:
         """Read the key file if it has changed; the last keys stay when it cannot be read."""
-        stamp = self._key_file.stamp()
-        if stamp == self._stamp:
+        error = self._key_file.error
+        keys = self._key_file.read_changed()
+        if self._key_file.error and self._key_file.error != error:
+            logger.error("invalid keys, the last ones are kept: %s", self._key_file.error)
+        if keys is None:
             return
-        if not stamp:
-            logger.error("the key file %s is gone, the last keys are kept", self._key_file.path)
-            self._stamp = stamp
-            return
-        try:
-            self._read_keys()
-        except ConfigError as error:
-            logger.error("invalid keys, the last ones are kept: %s", error)
-            self._stamp = stamp
-
-    def _read_keys(self) -> None:
-        stamp = self._key_file.stamp()  # before the file is read: a later change is seen next time
-        keys = [*self._environment_keys, *self._key_file.read()]
+        keys = [*self._environment_keys, *keys]
         lines = {key.key_id: key.line() for key in keys}
         self._names = {key.key_id: key.name for key in keys}
         revision = hashlib.blake2b("\n".join(lines.values()).encode(), digest_size=16).hexdigest()
@@ -130,7 +124,6 @@ class AccessOwner:
         self._revisions.move_to_end(revision)
         if len(self._revisions) > KEPT_REVISIONS:
             self._revisions.popitem(last=False)
-        self._stamp = stamp
 
     def _key_changes(self, known: str, revision: str) -> tuple[list[str], list[str]]:
         """Return the lines that a router lacks, and the ids that it has too many."""

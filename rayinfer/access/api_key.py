@@ -5,9 +5,9 @@ import re
 import secrets
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from rayinfer.config import describe_validation_error
 from rayinfer.errors import ConfigError
@@ -19,6 +19,15 @@ MAX_SECRET_CHARS = 512
 NAME_PATTERN = r"[A-Za-z0-9._:@/-]{1,128}"
 MOST_URGENT, LEAST_URGENT = -10, 10
 ENVIRONMENT_KEY_ID = "environment-{}"
+
+
+def _checked_name(name: str) -> str:
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise ValueError("must be 1 to 128 letters, digits and . _ : @ / -")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_checked_name)]
 
 
 class Scope(StrEnum):
@@ -35,8 +44,12 @@ class KeyLimits(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     requests_per_minute: int | None = Field(default=None, ge=1, description="requests a minute")
-    tokens_per_minute: int | None = Field(default=None, ge=1, description="tokens of prompts and answers a minute")
-    concurrent_requests: int | None = Field(default=None, ge=1, description="requests at the same time")
+    tokens_per_minute: int | None = Field(
+        default=None, ge=1, description="tokens of prompts and answers a minute, of these max_tokens from the begin"
+    )
+    concurrent_requests: int | None = Field(
+        default=None, ge=1, description="sequences (prompts times n) at the same time"
+    )
     max_context: int | None = Field(default=None, ge=2, description="tokens of a prompt and its answer together")
     max_tokens: int | None = Field(default=None, ge=1, description="tokens of one answer")
     output_tokens_per_day: int | None = Field(default=None, ge=1, description="tokens of answers a day (UTC)")
@@ -44,7 +57,9 @@ class KeyLimits(BaseModel):
     least_urgent: int = Field(
         default=LEAST_URGENT, ge=MOST_URGENT, le=LEAST_URGENT, description="highest priority number"
     )
-    models: tuple[str, ...] | None = Field(default=None, description="models that it may use")
+    models: tuple[Annotated[str, Field(min_length=1)], ...] | None = Field(
+        default=None, description="models that it may use"
+    )
 
     def allows_model(self, model: str) -> bool:
         """Return whether the key may use a model."""
@@ -56,10 +71,10 @@ class ApiKey(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    key_id: str = Field(pattern=rf"^{NAME_PATTERN}$")
-    name: str = Field(pattern=rf"^{NAME_PATTERN}$")
+    key_id: Name
+    name: Name
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    tenant: str = Field(pattern=rf"^{NAME_PATTERN}$")
+    tenant: Name
     weight: float = Field(default=1.0, ge=1e-6, le=1e6)
     scopes: frozenset[Scope] = frozenset({Scope.INFER})
     limits: KeyLimits = KeyLimits()
@@ -70,7 +85,9 @@ class ApiKey(BaseModel):
     @classmethod
     def _priorities_are_in_order(cls, limits: KeyLimits) -> KeyLimits:
         if limits.most_urgent > limits.least_urgent:
-            raise ValueError(f"most_urgent {limits.most_urgent} is above least_urgent {limits.least_urgent}")
+            raise ValueError(
+                f"most_urgent {limits.most_urgent} is above least_urgent {limits.least_urgent}: lower is more urgent"
+            )
         return limits
 
     @property

@@ -1,13 +1,14 @@
 """Authentication of requests by API keys, the same for HTTP and gRPC."""
 
+import time
 from collections.abc import Callable, Mapping
 
 from rayinfer.access.api_key import MAX_SECRET_CHARS, ApiKey
-from rayinfer.access.caller import Caller
+from rayinfer.access.caller import STRANGER, Caller
 from rayinfer.access.failed_keys import FailedKeys
 from rayinfer.access.key_table import KeyTable
 from rayinfer.access.rate_limits import RateLimits
-from rayinfer.errors import AuthenticationFailed, NotReady
+from rayinfer.errors import AuthenticationFailed, NotReady, RateLimited
 
 AUTHORIZATION = "authorization"
 KEY_HEADERS = ("x-api-key", "api-key")
@@ -19,6 +20,7 @@ class Authenticator:
 
     def __init__(self, limits: RateLimits, failed: FailedKeys | None = None) -> None:
         self.keys: KeyTable | None = None  # not known yet
+        self.last_used_s: dict[str, float] = {}  # by key id, since 1970: what is not yet reported
         self._limits = limits
         self._failed = FailedKeys() if failed is None else failed
 
@@ -49,7 +51,17 @@ class Authenticator:
         if key is None:
             self._failed.record(client_address)
             raise AuthenticationFailed("The API key is not valid.")
+        self.last_used_s[key.key_id] = time.time()
         return Caller(tenant=key.tenant, key=key)
+
+    def recognize(self, headers: Mapping[str, str], client_address: str) -> Caller:
+        """Return the caller of a request that needs no key; a stranger without a valid one."""
+        if secret_in(headers.get) is None:
+            return STRANGER
+        try:
+            return self.authenticate(headers, client_address)
+        except (AuthenticationFailed, RateLimited, NotReady):
+            return STRANGER
 
     def _find(self, secret: str) -> ApiKey | None:
         if self.keys is None or len(secret) > MAX_SECRET_CHARS:

@@ -12,6 +12,7 @@ class Caller:
     tenant: str = ""  # "" for none; tenants share no cached prefix
     cache_salt: str = ""  # of its requests that name none
     key: ApiKey | None = None  # None where the service asks for none
+    is_stranger: bool = False  # without a valid key where the service asks for one
 
     @property
     def key_id(self) -> str:
@@ -25,3 +26,10 @@ class Caller:
     def may_use(self, model: str) -> bool:
         """Return whether the caller may use a model."""
         return self.key is None or self.key.limits.allows_model(model)
+
+    def may_see(self, model: str) -> bool:
+        """Return whether an answer to the caller may name a model."""
+        return not self.is_stranger and self.may_use(model)
+
+
+STRANGER = Caller(is_stranger=True)

@@ -48,7 +48,17 @@ class KeyFile:
             status = self.path.stat()
         except OSError:
             return ()
-        return (status.st_ino, status.st_mtime_ns, status.st_size)
+        return (status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
+
+    def warning(self) -> str:
+        """Return what is dangerous about the file; empty if nothing is."""
+        try:
+            mode = self.path.stat().st_mode & 0o777
+        except OSError:
+            return ""
+        if not mode & 0o077:
+            return ""
+        return f"the key file {self.path} is open to other users (mode {mode:o}): run chmod 600 {self.path}"
 
     def create(
         self,
@@ -111,3 +121,30 @@ class KeyFile:
             unfinished.replace(self.path)
         finally:
             unfinished.unlink(missing_ok=True)
+
+
+class WatchedKeyFile:
+    """Key file that is read again when it has changed; what is wrong with it is in `error` until it is mended."""
+
+    def __init__(self, path: Path) -> None:
+        self.error = ""
+        self._file = KeyFile(path)
+        self._stamp: tuple[int, ...] | None = None  # not read yet
+
+    def read_changed(self) -> list[ApiKey] | None:
+        """Return the keys where the file has changed and is valid, else None; no file at first is one without keys."""
+        stamp = self._file.stamp()  # before the file is read: a later change is seen next time
+        if stamp == self._stamp:
+            return None
+        is_gone = not stamp and self._stamp is not None
+        self._stamp = stamp
+        if is_gone:
+            self.error = f"the key file {self._file.path} is gone"
+            return None
+        try:
+            keys = self._file.read()
+        except ConfigError as error:
+            self.error = str(error)
+            return None
+        self.error = ""
+        return keys

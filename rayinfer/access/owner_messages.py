@@ -8,14 +8,15 @@ from rayinfer.access.usage import UsageRow
 
 
 class KeyTotals(NamedTuple):
-    """Counts of a router for a key since the router's start, and the key's generations that run there.
+    """Counts of a router for a key since the router's start, and what the key's requests that run there hold.
 
     Totals may be sent again and be late without harm, and an owner that comes back needs no earlier ones.
     """
 
     requests: int = 0
     tokens: int = 0
-    num_running: int = 0
+    num_running: int = 0  # sequences
+    reserved_tokens: int = 0  # for answers that are not generated yet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +26,7 @@ class RouterReport:
     router: str
     sequence: int  # of the usage; the same until the owner has answered
     usage: Sequence[UsageRow] = ()
+    last_used_s: Mapping[str, float] = field(default_factory=dict)  # by key id: since 1970, of keys used meanwhile
     totals: Mapping[str, KeyTotals] = field(default_factory=dict)  # by key id: those that changed, or all
     owner: str = ""  # the owner that `seen` is about
     seen: int = 0  # latest change of other routers' totals that the router has
@@ -38,6 +40,8 @@ class OwnerUpdate:
     owner: str  # another name after each start
     seen: int
     keys_revision: str
+    has_keys: bool = True  # False where the owner has found no valid key file since its start
+    key_error: str = ""  # what is wrong with the key file, while the last keys apply
     has_all_keys: bool = False  # whether the added ones are all there are
     added_keys: Sequence[str] = ()  # lines of the key file; those with a known id replace theirs
     removed_keys: Sequence[str] = ()  # ids

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from rayinfer.access.api_key import ApiKey, KeyLimits
 from rayinfer.access.owner_messages import KeyTotals
@@ -47,6 +48,29 @@ class TokenBucket:
         return max(0.0, amount - self.level(share)) * MINUTE_S / (self.per_minute * share)
 
 
+@dataclass(frozen=True, slots=True)
+class RequestSize:
+    """Size of a request, as the limits of its key count it: known for prompts, at most for answers."""
+
+    num_sequences: int = 1  # prompts times choices
+    prompt_tokens: int = 0
+    max_output_tokens: int = 0  # of all sequences, as far as it is known
+
+
+class Holding:
+    """Sequences and tokens that a running request holds of its key's limits."""
+
+    __slots__ = ("num_sequences", "reserved_tokens")
+
+    def __init__(self, num_sequences: int = 0, reserved_tokens: int = 0) -> None:
+        self.num_sequences = num_sequences
+        self.reserved_tokens = reserved_tokens  # for answers that are not generated yet
+
+    def use(self, num_tokens: int) -> None:
+        """Give back what is reserved for tokens that are generated, and counted otherwise."""
+        self.reserved_tokens -= min(num_tokens, self.reserved_tokens)
+
+
 class KeyState:
     """Use of the limits of one key."""
 
@@ -87,7 +111,7 @@ class RateLimits:
         self.changed: set[str] = set()  # ids whose totals are to be reported
         self._clock = clock
         self._states: dict[str, KeyState] = {}  # by id
-        self._num_running: dict[str, int] = {}  # by id
+        self._held: dict[str, set[Holding]] = {}  # by id
         self._day = day_of()
 
     def admit_request(self, key: ApiKey) -> None:
@@ -102,27 +126,28 @@ class RateLimits:
         self.changed.add(key.key_id)
 
     @contextmanager
-    def admit_generation(self, key: ApiKey, num_prompt_tokens: int) -> Iterator[None]:
-        """Hold a place for a generation; raises RateLimited or QuotaExceeded when the key has none."""
+    def admit_generation(self, key: ApiKey, size: RequestSize) -> Iterator[Holding]:
+        """Hold what a request needs while it runs; raises RateLimited or QuotaExceeded when the key has not as much.
+
+        The holding is given back as a whole, however the request ends.
+        """
         if (state := self._state(key)) is None:
-            yield
+            yield Holding()
             return
-        self._check_running(key, state)
-        self._check_day(key, state)
-        if state.tokens is not None:
-            needed = min(num_prompt_tokens, state.tokens.per_minute * self.share)  # a long one takes a full bucket
-            if (wait_s := state.tokens.wait_s(needed, self.share)) > 0:
-                raise RateLimited(f"The key's limit of {key.limits.tokens_per_minute} tokens a minute.", wait_s)
-            state.tokens.take(num_prompt_tokens)
-            state.total_tokens += num_prompt_tokens
-        self._num_running[key.key_id] = self._num_running.get(key.key_id, 0) + 1
+        self._check_running(key, state, size.num_sequences)
+        holding = Holding(size.num_sequences)
+        if size.prompt_tokens:
+            self._check_day(key, state)
+            holding.reserved_tokens = self._take_tokens(key, state, size)
+        held = self._held.setdefault(key.key_id, set())
+        held.add(holding)
         self.changed.add(key.key_id)
         try:
-            yield
+            yield holding
         finally:
-            self._num_running[key.key_id] -= 1
-            if not self._num_running[key.key_id]:
-                del self._num_running[key.key_id]
+            held.discard(holding)
+            if not held and self._held.get(key.key_id) is held:
+                del self._held[key.key_id]
             self.changed.add(key.key_id)
 
     def count_output(self, key_id: str, num_tokens: int) -> None:
@@ -142,7 +167,8 @@ class RateLimits:
         found = []
         for what, bucket in ((b"requests", state.requests), (b"tokens", state.tokens)):
             if bucket is not None:
-                left = max(0, int(bucket.level(self.share)))
+                reserved = self._reserved_tokens(key.key_id, state) if bucket is state.tokens else 0
+                left = max(0, int(bucket.level(self.share) - reserved))
                 full_s = bucket.wait_s(bucket.per_minute * self.share, self.share)
                 found.append((b"x-ratelimit-limit-" + what, b"%d" % bucket.per_minute))
                 found.append((b"x-ratelimit-remaining-" + what, b"%d" % left))
@@ -154,8 +180,9 @@ class RateLimits:
         found = {}
         for key_id in self._states if key_ids is None else key_ids:
             if (state := self._states.get(key_id)) is not None:
-                running = self._num_running.get(key_id, 0)
-                found[key_id] = KeyTotals(state.total_requests, state.total_tokens, running)
+                held = self._held.get(key_id, ())
+                running, reserved = sum(each.num_sequences for each in held), sum(each.reserved_tokens for each in held)
+                found[key_id] = KeyTotals(state.total_requests, state.total_tokens, running, reserved)
         return found
 
     def take_over(self, router: str, totals: Mapping[str, KeyTotals], *, is_first: bool) -> None:
@@ -174,10 +201,10 @@ class RateLimits:
                 state.tokens.take(max(0, now.tokens - before.tokens))
 
     def forget_router(self, router: str) -> None:
-        """Forget the generations of a router that is gone; its counts stay, as it may come back."""
+        """Forget what requests of a router that is gone held; its counts stay, as it may come back."""
         for state in self._states.values():
             if (known := state.others.get(router)) is not None:
-                state.others[router] = known._replace(num_running=0)
+                state.others[router] = known._replace(num_running=0, reserved_tokens=0)
 
     def set_output_today(self, day: str, tokens: Mapping[str, int], reported: Mapping[str, int]) -> None:
         """Set what the owner knows of a day's answers, of which this router reported some."""
@@ -217,15 +244,36 @@ class RateLimits:
             return None
         return state
 
-    def _check_running(self, key: ApiKey, state: KeyState) -> None:
+    def _check_running(self, key: ApiKey, state: KeyState, num_sequences: int) -> None:
         limit = key.limits.concurrent_requests
         if limit is None:
             return
-        num_running = self._num_running.get(key.key_id, 0)
+        num_running = sum(each.num_sequences for each in self._held.get(key.key_id, ()))
         if self.share == 1.0:
             num_running += sum(other.num_running for other in state.others.values())
-        if num_running >= max(1, int(limit * self.share)):
-            raise RateLimited(f"The key's limit of {limit} requests at the same time.", RUNNING_RETRY_S)
+        allowed = max(1, int(limit * self.share))
+        if num_running + min(num_sequences, allowed) > allowed:
+            raise RateLimited(f"The key's limit of {limit} sequences at the same time.", RUNNING_RETRY_S)
+
+    def _take_tokens(self, key: ApiKey, state: KeyState, size: RequestSize) -> int:
+        """Take a prompt's tokens and return those to reserve for answers; raises RateLimited when there are too few."""
+        if state.tokens is None:
+            return 0
+        allowance = int(state.tokens.per_minute * self.share)
+        needed = min(size.prompt_tokens + size.max_output_tokens, allowance)  # a long one needs a full bucket
+        reserved = self._reserved_tokens(key.key_id, state)
+        if (wait_s := state.tokens.wait_s(needed + reserved, self.share)) > 0:
+            raise RateLimited(f"The key's limit of {key.limits.tokens_per_minute} tokens a minute.", wait_s)
+        state.tokens.take(size.prompt_tokens)
+        state.total_tokens += size.prompt_tokens
+        return max(0, needed - size.prompt_tokens)
+
+    def _reserved_tokens(self, key_id: str, state: KeyState) -> int:
+        """Return what running requests have reserved, those of other routers too."""
+        reserved = sum(each.reserved_tokens for each in self._held.get(key_id, ()))
+        if self.share == 1.0:
+            reserved += sum(other.reserved_tokens for other in state.others.values())
+        return reserved
 
     def _check_day(self, key: ApiKey, state: KeyState) -> None:
         limit = key.limits.output_tokens_per_day

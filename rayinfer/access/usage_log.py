@@ -2,7 +2,7 @@
 
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rayinfer.access.usage import Usage, UsageKey, UsageRow
@@ -17,6 +17,7 @@ CREATE TABLE IF NOT EXISTS usage (
     output_tokens INTEGER, engine_s REAL, last_used_s REAL, PRIMARY KEY (day, key_id, model)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS usage_of_key ON usage (key_id, day);
+CREATE TABLE IF NOT EXISTS keys (key_id TEXT PRIMARY KEY, last_used_s REAL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS batches (router TEXT PRIMARY KEY, sequence INTEGER, time_s REAL) WITHOUT ROWID;
 """
 _ADD = """
@@ -24,6 +25,13 @@ INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
     requests = requests + excluded.requests, prompt_tokens = prompt_tokens + excluded.prompt_tokens,
     cached_tokens = cached_tokens + excluded.cached_tokens, output_tokens = output_tokens + excluded.output_tokens,
     engine_s = engine_s + excluded.engine_s, last_used_s = max(last_used_s, excluded.last_used_s)
+"""
+_USED = """
+INSERT INTO keys VALUES (?, ?) ON CONFLICT DO UPDATE SET last_used_s = max(last_used_s, excluded.last_used_s)
+"""
+_LAST_USED = """
+SELECT key_id, max(last_used_s)
+FROM (SELECT key_id, last_used_s FROM keys UNION ALL SELECT key_id, last_used_s FROM usage) GROUP BY key_id
 """
 
 
@@ -53,6 +61,12 @@ class UsageLog:
             self._database.execute("INSERT OR REPLACE INTO batches VALUES (?, ?, ?)", (router, sequence, now))
             self._database.execute("DELETE FROM batches WHERE time_s < ?", (now - KEEP_BATCHES_S,))
 
+    def note_used(self, last_used_s: Mapping[str, float]) -> None:
+        """Note when keys were last used, by id, in seconds since 1970; harmless when repeated."""
+        with self._database:
+            self._database.execute("BEGIN IMMEDIATE")
+            self._database.executemany(_USED, last_used_s.items())
+
     def rows(self, first_day: str = "", key_id: str | None = None) -> list[UsageRow]:
         """Return the usage since a day, of one key or all, by day and key."""
         found = self._database.execute(
@@ -76,8 +90,8 @@ class UsageLog:
         )
 
     def last_used_s(self) -> dict[str, float]:
-        """Return when each key was last used, in seconds since 1970."""
-        return dict(self._database.execute("SELECT key_id, max(last_used_s) FROM usage GROUP BY key_id"))
+        """Return when each key was last used, with its tokens or otherwise, in seconds since 1970."""
+        return dict(self._database.execute(_LAST_USED))
 
     def close(self) -> None:
         """Close the database."""

@@ -28,6 +28,7 @@ class MetricsSnapshot:
     engines: dict[tuple[str, str], EngineStats] = field(default_factory=dict)  # by model and engine
     engine_configs: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)  # by reason
+    is_key_file_valid: bool | None = None  # None for a service without keys
 
 
 ENGINE_GAUGES: tuple[Gauge, ...] = (
@@ -220,6 +221,16 @@ class Families(Collector):
             for reason, count in list(snapshot.refused.items()):
                 refused.add_metric([reason, *([snapshot.router] if any(routers) else [])], count)
         yield refused
+        valid = GaugeMetricFamily(
+            "rayinfer_key_file_valid",
+            "Whether the API keys' file can be read; while it is 0 the last keys apply.",
+            labels=["router"] if any(routers) else [],
+        )
+        for snapshot in self._snapshots:
+            if snapshot.is_key_file_valid is not None:
+                valid.add_metric([snapshot.router] if any(routers) else [], snapshot.is_key_file_valid)
+        if valid.samples:
+            yield valid
         if any(routers):
             info = GaugeMetricFamily("rayinfer_router_info", "The routers of this scrape; always 1.", labels=["router"])
             for router in routers:

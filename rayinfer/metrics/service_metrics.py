@@ -55,6 +55,10 @@ class ServiceMetrics:
         """Set the number of requests in the dispatch queue."""
         self._counts(model).num_queued = num_queued
 
+    def set_key_file_valid(self, is_valid: bool) -> None:
+        """Set whether the key file can be read; services without keys have no such metric."""
+        self._snapshot.is_key_file_valid = is_valid
+
     def set_engine_config(self, model: str, engine: str, config: Mapping[str, str]) -> None:
         """Set what `vllm:cache_config_info` has of an engine."""
         self._snapshot.engine_configs[model, engine] = dict(config)

@@ -24,7 +24,7 @@ from rayinfer.metrics.service_metrics import CONTENT_TYPE, ServiceMetrics
 from rayinfer.servers.access.access_log import AccessLog
 from rayinfer.servers.access.middleware import AccessMiddleware
 from rayinfer.servers.access.usage import add_usage_routes
-from rayinfer.servers.caller import trust_tenant_header
+from rayinfer.servers.caller import recognized_caller, trust_tenant_header
 from rayinfer.servers.engine_control import add_engine_control_routes
 from rayinfer.servers.error_formats import error_format_of
 from rayinfer.servers.error_responses import error_kind, error_response, json_response, refusal_reason, status_response
@@ -57,6 +57,7 @@ from rayinfer.servers.tgi.routes import TGI_GENERATION_PATHS, add_tgi_routes
 from rayinfer.servers.traces import add_trace_routes
 from rayinfer.traces.trace_store import TraceStore
 
+NO_PAGES: dict[str, Any] = {"docs_url": None, "redoc_url": None}  # FastAPI's load programs from other sites
 CORS_OPTIONS: dict[str, Any] = {
     "allow_methods": ["GET", "POST"],
     "allow_headers": ["*"],
@@ -99,20 +100,39 @@ def build_app(
     place of one over `models`, and may have tensor models. With `access`, all but `open_paths.py` needs a key. Web
     pages of `cors_origins` may use the service.
     """
-    app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False)
+    app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False, **NO_PAGES)
     trust_tenant_header(app, trusts_tenant_header)
-    bounds = RequestBounds(max_body_bytes=max_body_bytes)
     app.add_middleware(LoadShedding, models=models, metrics=metrics, paths=_SHED_PATHS)
     if access is not None or access_log is not None:
         app.add_middleware(AccessMiddleware, access=access, metrics=metrics, log=access_log)
     if cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=list(cors_origins), **CORS_OPTIONS)
-    app.add_middleware(RequestBoundary, metrics=metrics, bounds=bounds, echoes_request_id=echoes_request_id)
+    app.add_middleware(
+        RequestBoundary,
+        metrics=metrics,
+        bounds=RequestBounds(max_body_bytes=max_body_bytes),
+        echoes_request_id=echoes_request_id,
+    )
     _add_error_handlers(app, metrics)
-    # Paths are looked through in this order, so those that are asked most come first.
     if kserve is None:
         service = GenerationService(models, request_timeout_s, traces, request_limits, access)
         kserve = InferenceService(service, ModelRepository(models))
+    _add_protocols(app, kserve, max_body_bytes, trusts_request_chat_template=trusts_request_chat_template)
+    _add_service_routes(app, models, metrics, other_metrics)
+    add_server_info_routes(app, kserve.generation)
+    add_trace_routes(app, traces)
+    if access is not None:
+        add_usage_routes(app, access, price_per_engine_hour)
+    if enable_engine_control:
+        add_engine_control_routes(app, models)
+    _complete_document(app)
+    return app
+
+
+def _add_protocols(
+    app: FastAPI, kserve: InferenceService, max_body_bytes: int, *, trusts_request_chat_template: bool
+) -> None:
+    """Add the paths of all protocols, which are looked through in this order: those asked most come first."""
     service = kserve.generation
     add_info_routes(app, service)  # before OpenAI's /models/{id}, whose ids may contain slashes
     tokenizers = add_openai_routes(app, service, trusts_request_chat_template=trusts_request_chat_template)
@@ -122,15 +142,6 @@ def build_app(
     add_megatron_routes(app, service)
     add_kserve_routes(app, kserve, max_body_bytes)
     add_shared_routes(app, predictions, tokenizers)
-    _add_service_routes(app, models, metrics, other_metrics)
-    add_server_info_routes(app, service)
-    add_trace_routes(app, traces)
-    if access is not None:
-        add_usage_routes(app, access, price_per_engine_hour)
-    if enable_engine_control:
-        add_engine_control_routes(app, models)
-    _complete_document(app)
-    return app
 
 
 def _complete_document(app: FastAPI) -> None:
@@ -177,12 +188,15 @@ def _add_service_routes(
         """Report that the process is alive."""
         return Response()
 
-    async def ready() -> Response:
-        """Report whether every model can answer, and if not, why."""
-        reasons = _reasons_not_ready(models)
+    async def ready(request: Request) -> Response:
+        """Report whether every model can answer, and if not, why; without a key where one is needed no reasons."""
+        reasons, caller = _reasons_not_ready(models), recognized_caller(request)
         if not reasons:
             return json_response(b'{"ready": true}')
-        return json_response(json.dumps({"ready": False, "reasons": reasons}).encode(), 503, {"Retry-After": "1"})
+        answer: dict[str, Any] = {"ready": False}
+        if not caller.is_stranger:
+            answer["reasons"] = {name: why for name, why in reasons.items() if caller.may_see(name)}
+        return json_response(json.dumps(answer).encode(), 503, {"Retry-After": "1"})
 
     async def render_metrics() -> Response:
         """Return the metrics of all routers as Prometheus text."""
@@ -193,6 +207,7 @@ def _add_service_routes(
         """Return the version."""
         return json_response(json.dumps({"version": installed_version("rayinfer")}).encode())
 
+    routes: dict[str, Callable[..., Awaitable[Response]]]
     routes = {"/health": health, "/ping": health, "/ready": ready, "/metrics": render_metrics, "/version": version}
     for path, endpoint in routes.items():
         for alias in (path, path + "/"):

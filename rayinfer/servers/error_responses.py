@@ -108,14 +108,19 @@ def error_body(error: BaseException, form: ErrorFormat = openai_error) -> bytes:
 def error_response(error: BaseException, form: ErrorFormat = openai_error) -> Response:
     """Answer with an error's status and form and, when it is worth trying again, the time to wait."""
     headers = {}
-    if isinstance(error, Unavailable):
-        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if (wait := retry_after(error)) is not None:
+        headers["Retry-After"] = wait
     if isinstance(error, AuthenticationFailed):
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, RequestTooLarge | RequestTooSlow | HeadersTooLarge):
         headers["Connection"] = "close"  # the rest of the request is not worth reading
     status, body = form(public_error(error))
     return json_response(_encode(body), status, headers)
+
+
+def retry_after(error: BaseException) -> str | None:
+    """Return after how many whole seconds to try again; None for an error that stays."""
+    return str(max(1, math.ceil(error.retry_after_s))) if isinstance(error, Unavailable) else None
 
 
 def status_response(

@@ -5,6 +5,7 @@ where that is cheap.
 """
 
 import json
+import math
 import re
 from itertools import accumulate, count
 from operator import sub
@@ -14,8 +15,8 @@ from rayinfer.errors import RequestError
 from rayinfer.servers.json_error_location import (
     MAX_DIGITS,
     locate_constant,
+    locate_large_number,
     locate_lone_surrogate,
-    locate_long_number,
 )
 
 MAX_DEPTH = 64  # lists and objects inside each other
@@ -23,7 +24,9 @@ MAX_PIECES = 2**15  # lists, objects and members in all: each costs memory, and 
 MAX_VALUES = 2**18  # in lists: as many token ids as the longest contexts have
 
 _PERHAPS_LONE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # perhaps only half a character
-_NO_DIGIT_BUT_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
+_PERHAPS_INFINITE = re.compile(rb"[eE]\+?0*(?:30[89]|3[1-9][0-9]|[4-9][0-9]{2}|[0-9]{4})")  # if only in a text
+_PLAIN_NUMBERS = bytes.maketrans(b"123456789E", b"0" * 9 + b"e")
+_LONG_EXPONENT = b"e000"
 _TOO_MANY_DIGITS = b"0" * (MAX_DIGITS + 1)
 _NO_MARK = bytes(set(range(256)) - set(b'"[]{}:,'))
 _TWO_IF_OPENING = bytes(2 if byte in b"[{" else 0 for byte in range(256))
@@ -85,8 +88,11 @@ def _marks_outside_strings(raw: bytes) -> bytes:
 
 def _load(raw: bytes, text: str) -> Any:
     # Python's own limit of digits is a setting of the interpreter, without which the time would be quadratic.
-    has_long_number = _TOO_MANY_DIGITS in raw.translate(_NO_DIGIT_BUT_ZERO)  # if only in a text
-    readers: dict[str, Any] = {"parse_int": _read_integer, "parse_float": _read_float} if has_long_number else {}
+    numbers = raw.translate(_PLAIN_NUMBERS, b"+")
+    has_long_number = _TOO_MANY_DIGITS in numbers  # if only in a text
+    readers: dict[str, Any] = {"parse_int": _read_integer} if has_long_number else {}
+    if has_long_number or (_LONG_EXPONENT in numbers and _PERHAPS_INFINITE.search(raw)):
+        readers["parse_float"] = _read_float
     try:
         return json.loads(text, parse_constant=_refuse_constant, **readers)
     except json.JSONDecodeError as error:
@@ -95,7 +101,7 @@ def _load(raw: bytes, text: str) -> Any:
     except _UnknownConstant as error:
         raise _unreadable("is not valid JSON", str(error), locate_constant(raw)) from None
     except ValueError:  # also where the interpreter is set to read fewer digits than we do
-        raise _unreadable("cannot be read", "a number is too large", locate_long_number(raw)) from None
+        raise _unreadable("cannot be read", "a number is too large", locate_large_number(raw)) from None
 
 
 def _refuse_constant(constant: str) -> NoReturn:
@@ -109,9 +115,10 @@ def _read_integer(literal: str) -> int:
 
 
 def _read_float(literal: str) -> float:
-    if len(literal) > MAX_DIGITS:
+    number = float(literal) if len(literal) <= MAX_DIGITS else math.inf
+    if math.isinf(number):
         raise ValueError("a number is too large")
-    return float(literal)
+    return number
 
 
 def _unreadable(what: str, reason: str, location: str | None = None) -> RequestError:

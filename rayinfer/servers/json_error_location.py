@@ -1,6 +1,7 @@
 """Locations of the values for which a body was refused; long bodies are not searched."""
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -16,13 +17,16 @@ def locate_constant(raw: bytes) -> str | None:
     return _locate_mark(raw, json.JSONDecoder(parse_constant=lambda _: _MARK))
 
 
-def locate_long_number(raw: bytes) -> str | None:
-    """Find the first number of more digits than are read."""
+def locate_large_number(raw: bytes) -> str | None:
+    """Find the first number of more digits than are read, or that no float can hold."""
 
     def read(literal: str) -> Any:
         return 0 if len(literal) <= MAX_DIGITS else _MARK
 
-    return _locate_mark(raw, json.JSONDecoder(parse_int=read, parse_float=read))
+    def read_float(literal: str) -> Any:
+        return _MARK if math.isinf(float(literal)) else read(literal)
+
+    return _locate_mark(raw, json.JSONDecoder(parse_int=read, parse_float=read_float))
 
 
 def locate_lone_surrogate(raw: bytes, body: Any) -> str | None:

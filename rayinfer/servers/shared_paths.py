@@ -1,7 +1,7 @@
 """Paths that several protocols have: fields of the body, or the Accept header, decide which protocol answers."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from rayinfer.errors import InvalidParameter, NotSupported
-from rayinfer.servers.caller import usable_models
+from rayinfer.servers.caller import recognized_caller, usable_models
 from rayinfer.servers.documented_routes import Endpoint, add_route
 from rayinfer.servers.error_formats import choose_error_format, tgi_error
 from rayinfer.servers.error_responses import json_response
@@ -47,12 +47,15 @@ _PAGE = """<!doctype html>
 </head>
 <body>
 <h1>rayinfer</h1>
-<p>An inference service. Models:</p>
-<ul>{models}</ul>
-<p><a href="{root}/docs">API</a> · <a href="{root}/metrics">metrics</a> · <a href="{root}/ready">readiness</a></p>
+{content}
+<p><a href="{root}/ready">readiness</a>{links}</p>
 </body>
 </html>
 """
+
+_FOR_STRANGERS = "<p>An inference service, which needs an API key.</p>"
+_FOR_CALLERS = "<p>An inference service. Models:</p><ul>{models}</ul>"
+_LINKS = ' · <a href="{root}/openapi.json">API</a> · <a href="{root}/metrics">metrics</a>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +166,8 @@ def _add_root(app: FastAPI, service: GenerationService, answer: Endpoint) -> Non
         """GET /: a page for browsers, and TGI's health for all others."""
         usable = usable_models(request, service.models)
         if _prefers_html(request.headers.get("accept", "")):
-            page = _page(usable, request.scope.get("root_path", ""))
+            names = None if recognized_caller(request).is_stranger else usable
+            page = _page(names, request.scope.get("root_path", ""))
             return Response(page, headers=_HTML_HEADERS, media_type="text/html")
         if usable and all(model.generator.status().ready for model in usable.values()):
             return Response(headers={"Vary": "Accept"})
@@ -223,6 +227,10 @@ def _prefers_html(accept: str) -> bool:
     return any(part.partition(";")[0].strip().lower() == "text/html" for part in accept.split(","))
 
 
-def _page(models: Mapping[str, ServedModel], root_path: str) -> str:
+def _page(models: Iterable[str] | None, root_path: str) -> str:
+    """Write the page, with these models; with None for callers that may see none."""
+    root = escape(root_path)
+    if models is None:
+        return _PAGE.format(content=_FOR_STRANGERS, root=root, links="")
     names = "".join(f"<li>{escape(name)}</li>" for name in models) or "<li>none yet</li>"
-    return _PAGE.format(models=names, root=escape(root_path))
+    return _PAGE.format(content=_FOR_CALLERS.format(models=names), root=root, links=_LINKS.format(root=root))

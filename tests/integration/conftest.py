@@ -23,16 +23,24 @@ from support.services.polling import wait_until  # noqa: E402
 from support.services.service_client import ServiceClient  # noqa: E402
 from support.tiny_models.tiny_checkpoints import make_tiny_llama  # noqa: E402
 
+GRPC_SERVICER = "rayinfer_deployments.router.grpc_servicer:add_inference_service"
 SMALL = {"num_cpus": 0.1, "num_threads": 1, "drain_timeout_s": 5.0}  # of a machine with two cores
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[str]:
+def serve_grpc_port() -> int:
+    """The port of the gRPC of Serve's proxy."""
+    return free_port()
+
+
+@pytest.fixture(scope="session")
+def cluster(serve_grpc_port: int) -> Iterator[str]:
     """Start Ray and Serve; yields the address under which all applications answer, and ends both."""
     port = free_port()
     ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=128 * 2**20, log_to_driver=False)
     try:
-        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        grpc_options = {"port": serve_grpc_port, "grpc_servicer_functions": [GRPC_SERVICER]}
+        serve.start(http_options={"host": "127.0.0.1", "port": port}, grpc_options=grpc_options)
         yield f"http://127.0.0.1:{port}"
     finally:
         serve.shutdown()

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from rayinfer.servers.kserve.grpc import inference_pb2 as pb
-from rayinfer.servers.kserve.grpc.server import SERVICE
+from rayinfer.servers.kserve.grpc.methods import SERVICE
 from support.services.polling import wait_until
 
 SAMPLING = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
@@ -47,6 +47,32 @@ def test_all_ways_to_generate_have_the_same_text(service, channel):
         for each in stream(iter([text_message(**SAMPLING)]), timeout=60)
     ]
     assert b"".join(pieces).decode() == expected
+
+
+def test_the_proxies_of_serve_take_every_call_without_naming_the_application(service, serve_grpc_port):
+    with grpc.insecure_channel(f"127.0.0.1:{serve_grpc_port}") as channel:
+        live = channel.unary_unary(f"/{SERVICE.full_name}/ServerLive")
+        assert pb.ServerLiveResponse.FromString(live(b"", timeout=60)).live
+        [text] = infer(channel, text_message(**SAMPLING)).outputs[0].contents.bytes_contents
+        assert text.decode() == service.text_of()
+        stream = channel.stream_stream(f"/{SERVICE.full_name}/ModelStreamInfer", pb.ModelInferRequest.SerializeToString)
+        messages = [text_message(**SAMPLING), text_message(temperature=-1)]
+        answers = [pb.ModelStreamInferResponse.FromString(each) for each in stream(iter(messages), timeout=60)]
+        pieces = [
+            each.infer_response.outputs[0].contents.bytes_contents[0] for each in answers if not each.error_message
+        ]
+        assert b"".join(pieces) == text
+        assert [each.error_message != "" for each in answers].count(True) == 1
+        before = service.kv_blocks_used
+        for message, status in (
+            (pb.ModelInferRequest(model_name="none"), grpc.StatusCode.NOT_FOUND),
+            (text_message(max_tokens=8000, temperature=0, ignore_eos=True), grpc.StatusCode.DEADLINE_EXCEEDED),
+        ):
+            call = channel.unary_unary(f"/{SERVICE.full_name}/ModelInfer", pb.ModelInferRequest.SerializeToString)
+            with pytest.raises(grpc.RpcError) as caught:
+                call(message, timeout=0.5)
+            assert caught.value.code() == status
+        wait_until(lambda: service.kv_blocks_used == before)
 
 
 def test_the_example_models_answer_over_both(service, channel):

@@ -207,3 +207,11 @@ def test_refusals_are_counted_by_reason():
     seen = values(metrics)
     assert seen["rayinfer_requests_refused_total", ("queue_full",)] == 2
     assert seen["rayinfer_requests_refused_total", ("invalid_request",)] == 1
+
+
+def test_a_damaged_key_file_is_in_the_metrics_of_services_with_keys():
+    metrics = ServiceMetrics()
+    assert "key_file" not in metrics.render().decode()
+    for is_valid in (True, False):
+        metrics.set_key_file_valid(is_valid)
+        assert f"rayinfer_key_file_valid {float(is_valid)}" in metrics.render().decode()

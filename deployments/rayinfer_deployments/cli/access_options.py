@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rayinfer.config import default_key_file, environment_api_keys
+from rayinfer.errors import ConfigError
 
 ACCESS_PANEL = "Access"
 ACCESS_PARAMETER = "access_settings"
@@ -24,8 +25,8 @@ OPTIONS: dict[str, Any] = {
     "api_keys": Annotated[
         Path | None,
         _option(
-            "file of keys, which `rayinfer keys` writes; without one the service is open "
-            "(default: api-keys.jsonl in the cache folder, if it is there, or RAYINFER_API_KEYS is set)"
+            "file of keys, which `rayinfer keys new` makes, beside which usage is recorded (default: api-keys.jsonl in "
+            "the cache folder, if it is there); without it and RAYINFER_API_KEYS the service is open to all"
         ),
     ],
     "price_per_engine_hour": Annotated[float | None, _option("price by which /v1/usage shows the cost", min=0.0)],
@@ -33,8 +34,12 @@ OPTIONS: dict[str, Any] = {
     "otlp_traces_endpoint": Annotated[
         str | None, _option("URL that gets a span of each generation by OTLP over HTTP; needs the extra otel")
     ],
-    "cors_origin": Annotated[list[str] | None, _option("origin of web pages that may use it; may be repeated")],
-    "tls_cert": Annotated[Path | None, _option("certificate (PEM), loaded again when it changes")],
+    "cors_origin": Annotated[
+        list[str] | None, _option("origin of web pages that may use the service, * for all; may be repeated")
+    ],
+    "tls_cert": Annotated[
+        Path | None, _option("certificate (PEM) for HTTP and gRPC, with --tls-key; loaded again when it changes")
+    ],
     "tls_key": Annotated[Path | None, _option("key of the certificate (PEM)")],
     "tls_client_ca": Annotated[Path | None, _option("ask clients for certificates of these authorities (PEM)")],
 }
@@ -89,5 +94,10 @@ def _key_file(given: Path | None) -> str | None:
     from rayinfer.access.key_file import KeyFile
 
     environment_keys(environment_api_keys())
-    KeyFile(path).read()
+    keys = KeyFile(path)
+    if given is not None and not keys.stamp():
+        raise ConfigError(f"the key file {path} is not there: make it with `rayinfer keys new NAME --file {path}`")
+    keys.read()
+    if warning := keys.warning():
+        typer.echo(f"warning: {warning}", err=True)
     return _absolute(path)

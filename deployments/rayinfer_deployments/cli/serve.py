@@ -1,4 +1,4 @@
-"""`rayinfer serve`: models behind an OpenAI-compatible port, until Ctrl-C."""
+"""`rayinfer serve`: models behind one port for every protocol, until Ctrl-C."""
 
 import contextlib
 import errno
@@ -35,7 +35,7 @@ Models = Annotated[
         show_default=False,
     ),
 ]
-Port = Annotated[int, typer.Option(min=1, max=MAX_PORT, help="port of the API")]
+Port = Annotated[int, typer.Option(min=1, max=MAX_PORT, help="port of HTTP, for all protocols")]
 ModelName = Annotated[
     str | None, typer.Option(help="name of the model in the API (default: MODEL); of several, MODEL=NAME each")
 ]
@@ -76,7 +76,10 @@ UnfinishedRequests = Annotated[int, typer.Option(min=1, help="requests with an i
 GrpcPort = Annotated[
     int | None,
     typer.Option(
-        min=0, max=65535, help="port of gRPC; 0: none (default: the one after --port, 8001, where that is free)"
+        min=0,
+        max=65535,
+        help="port of gRPC (KServe v2); 0: none (default: the one after --port, where that is free; none with "
+        "--ray-address)",
     ),
 ]
 WithExamples = Annotated[
@@ -108,7 +111,7 @@ def serve(
     host: Host = "127.0.0.1",
     replicas: Replicas = None,
     autoscaling: AutoscalingFile = None,
-    routers: Annotated[int, typer.Option(min=1, help="number of router processes")] = 1,
+    routers: Annotated[int, typer.Option(min=1, help="number of router processes, which answer clients")] = 1,
     profile: ProfileOption = Profile.LATENCY,
     limits: LimitsFile = None,
     request_limits: RequestLimitsFile = None,
@@ -128,7 +131,7 @@ def serve(
     access_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_access_options
     engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
 ) -> None:
-    """Serve one or more models over the OpenAI API until Ctrl-C; the engine options hold for all of them."""
+    """Serve models over HTTP (OpenAI, TGI, KServe v1 and v2, Megatron) and gRPC (KServe v2) until Ctrl-C."""
     interrupt_on_signals()
     service = Service(
         models=_named_models(model or [DEFAULT_MODEL], name),

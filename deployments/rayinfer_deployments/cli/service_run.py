@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rich.console import Console
 
 from rayinfer_deployments.cli.checked_folders import check_folder
-from rayinfer_deployments.cli.terminal import Phases
+from rayinfer_deployments.cli.terminal import KeyFileReports, Phases
 from rayinfer_deployments.cluster.haproxy_files import LOOPBACK
 from rayinfer_deployments.cluster.ray_environment import Profile
 
@@ -102,7 +102,7 @@ def run_service(service: Service, folders: Mapping[str, Path], console: Console)
                     _bring_up(service, cluster, prepared, phases)
                     is_ready = True
                     _announce(service, console)
-                    _watch(service, cluster)
+                    _watch(service, cluster, console)
     except KeyboardInterrupt:
         console.print("stopped")
         if not is_ready:
@@ -115,12 +115,16 @@ def _attached(address: str, check: Callable[[], None]) -> "AttachedCluster":
     return AttachedCluster(address, APPLICATION, check)
 
 
-def _watch(service: Service, cluster: "Cluster") -> NoReturn:
+def _watch(service: Service, cluster: "Cluster", console: Console) -> NoReturn:
     """Wait until the service fails or is interrupted; lower the priority of restarted background processes again."""
     from rayinfer_deployments.cluster.process_priority import deprioritize_control_plane
 
+    key_file = service.options.get("api_keys")
+    keys = None if key_file is None else KeyFileReports(Path(key_file), console)
     for second in itertools.count():
         cluster.check()
+        if keys is not None:
+            keys.check()
         if service.prioritize_engines and cluster.owns_ray and second % PRIORITIES_EVERY == 0:
             deprioritize_control_plane(os.getpid(), APPLICATION)
         time.sleep(WATCH_S)
@@ -258,6 +262,7 @@ def _recorded(service: Service, cluster: "Cluster") -> AbstractContextManager[ob
         owns_ray=cluster.owns_ray,
         application=APPLICATION,
         has_tls=service.has_tls,
+        key_file=service.options.get("api_keys"),
     )
 
 

@@ -93,3 +93,25 @@ class Phases:
         if self._status is not None:
             self._status.stop()
         self._status, self._name = None, ""
+
+
+class KeyFileReports:
+    """Lines of the terminal about a key file that becomes damaged, and about its mending."""
+
+    def __init__(self, path: Path, console: Console) -> None:
+        from rayinfer.access.key_file import WatchedKeyFile
+
+        self._file = WatchedKeyFile(path)
+        self._console = console
+
+    def check(self) -> None:
+        """Look at the file, and print a line when its state has changed."""
+        before = self._file.error
+        self._file.read_changed()
+        if self._file.error == before:
+            return
+        error = self._file.error
+        line = (
+            f"error: {error}; the last API keys apply until it is mended" if error else "the API keys are valid again"
+        )
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)

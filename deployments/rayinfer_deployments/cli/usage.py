@@ -1,31 +1,28 @@
 """`rayinfer usage`: what the keys of a file have used, by day and model."""
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rayinfer.config import default_key_file
 from rayinfer.errors import ConfigError
 from rayinfer_deployments.cli.failures import in_one_line
+from rayinfer_deployments.cli.keys import KeyFileOption, chosen_key_file
 
 
 @in_one_line
 def usage(
-    file: Annotated[
-        Path | None, typer.Option("--file", help="file of the keys (default: api-keys.jsonl in the cache folder)")
-    ] = None,
-    days: Annotated[int, typer.Option(min=1, max=3660, help="how many days, with today")] = 30,
+    file: KeyFileOption = None,
+    days: Annotated[int, typer.Option(min=1, max=3660, help="number of days, today included")] = 30,
     price_per_engine_hour: Annotated[float, typer.Option(min=0.0, help="price by which the cost is shown")] = 0.0,
-    as_json: Annotated[bool, typer.Option("--json", help="for scripts: a list of objects")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print a list of objects, for scripts")] = False,
 ) -> None:
     """Show requests, tokens and engines' time of each key and day (UTC), whether or not a service runs."""
     from rayinfer.access.key_file import KeyFile
     from rayinfer.access.usage import described, first_of_days
     from rayinfer.access.usage_log import UsageLog, usage_log_path
 
-    path = file or default_key_file()
+    path = chosen_key_file(file)
     log_path = usage_log_path(path)
     if not log_path.exists():
         raise ConfigError(f"no usage is recorded for {path}: {log_path} is not there")
@@ -33,6 +30,7 @@ def usage(
     rows = described(UsageLog(log_path).rows(first_of_days(days)), names, price_per_engine_hour)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
+        typer.echo(f"{len(rows)} rows in {log_path}", err=True)
         return
     for row in rows:
         cost = f"  cost {row['cost']:.4f}" if price_per_engine_hour else ""

@@ -26,6 +26,7 @@ class ServiceRecord:
     owns_ray: bool  # whether Ray was started by the service and ends with it
     application: str  # its name in Serve
     has_tls: bool = False
+    key_file: str | None = None  # of the API keys; the usage log lies beside it
 
     @property
     def is_alive(self) -> bool:
@@ -77,6 +78,7 @@ def recorded(
     owns_ray: bool,
     application: str,
     has_tls: bool = False,
+    key_file: str | None = None,
 ) -> Iterator[ServiceRecord]:
     """Keep a record of this process's service while it runs."""
     own = read_process(os.getpid())
@@ -91,6 +93,7 @@ def recorded(
         owns_ray=owns_ray,
         application=application,
         has_tls=has_tls,
+        key_file=key_file,
     )
     path = record_folder() / f"{port}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

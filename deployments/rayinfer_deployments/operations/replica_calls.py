@@ -69,6 +69,7 @@ def in_plain_types(report: RouterReport) -> dict[str, Any]:
     """Convert a router's report to JSON types."""
     return {
         "name": report.router,
+        "key_error": report.key_error,
         "models": [
             {
                 "name": name,

@@ -104,7 +104,10 @@ def _ask(client: httpx.Client) -> httpx.Response | None:
 def _reason(response: httpx.Response) -> str | None:
     """Read what `/ready` reports as missing; None when Serve's proxy answered, which knows no application yet."""
     try:
-        reasons = response.json()["reasons"]
+        answer = response.json()
+        if answer["ready"] is False and "reasons" not in answer:
+            return "not ready"  # more is for callers with keys only
+        reasons = answer["reasons"]
     except (ValueError, LookupError, TypeError):
         return None
     return "; ".join(f"{model}: {reason}" for model, reason in reasons.items())

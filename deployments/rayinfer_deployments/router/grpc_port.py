@@ -1,35 +1,18 @@
-"""The router's gRPC port: its callers have the keys of the HTTP port, and its TLS has the same files."""
+"""The router's gRPC port, whose TLS has the files of the HTTP port."""
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 
-from rayinfer.access.access_control import AccessControl
 from rayinfer.errors import ConfigError
 from rayinfer.metrics.service_metrics import ServiceMetrics
-from rayinfer.servers.caller import ANYONE, Caller, caller_of_headers
+from rayinfer.servers.kserve.grpc.call_access import CallAccess
 from rayinfer.servers.kserve.grpc.server import GrpcLimits, GrpcServer
 from rayinfer.servers.kserve.inference import InferenceService
 from rayinfer_deployments.router.tls import HttpTlsFiles
 
 logger = logging.getLogger("ray.serve")
-
-
-@dataclass(frozen=True, slots=True)
-class GrpcAccess:
-    """Access of clients over gRPC."""
-
-    keys: AccessControl | None  # None: the service is open
-    tls: HttpTlsFiles | None = None
-    trusts_tenant_header: bool = False
-
-    def identify(self, headers: Mapping[str, str], client_address: str) -> Caller:
-        """Identify a caller by its key, and by its tenant where that header is trusted; raises RayinferError."""
-        caller = ANYONE if self.keys is None else self.keys.authenticator.identify(headers, client_address)
-        return caller_of_headers(headers, caller) if self.trusts_tenant_header else caller
 
 
 def bind_grpc_server(
@@ -39,7 +22,8 @@ def bind_grpc_server(
     port: int,
     *,
     limits: GrpcLimits,
-    access: GrpcAccess,
+    access: CallAccess,
+    tls: HttpTlsFiles | None,
 ) -> GrpcServer:
     """Bind a server that has yet to start, over TLS where there are files for it; raises RayinferError."""
     return GrpcServer(
@@ -48,8 +32,8 @@ def bind_grpc_server(
         host,
         port,
         limits=limits,
-        identify=access.identify,
-        credentials=None if access.tls is None else ReloadedGrpcTls(access.tls).credentials,
+        access=access,
+        credentials=None if tls is None else ReloadedGrpcTls(tls).credentials,
     )
 
 

@@ -29,6 +29,9 @@ from rayinfer.servers.access.access_log import AccessLog
 from rayinfer.servers.app import build_app
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.kserve.example_models import example_models
+from rayinfer.servers.kserve.grpc.call_access import CallAccess
+from rayinfer.servers.kserve.grpc.calls import Calls
+from rayinfer.servers.kserve.grpc.methods import InferenceMethods
 from rayinfer.servers.kserve.grpc.server import GrpcLimits, GrpcServer
 from rayinfer.servers.kserve.inference import InferenceService
 from rayinfer.servers.kserve.repository import ModelRepository
@@ -44,7 +47,8 @@ from rayinfer_deployments.router.access_owner_actor import RemoteOwner
 from rayinfer_deployments.router.access_settings import AccessSettings
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits
 from rayinfer_deployments.router.engine_reconciler import EngineReconciler
-from rayinfer_deployments.router.grpc_port import GrpcAccess, bind_grpc_server
+from rayinfer_deployments.router.grpc_ingress import GrpcIngress
+from rayinfer_deployments.router.grpc_port import bind_grpc_server
 from rayinfer_deployments.router.http_server import HttpServer
 from rayinfer_deployments.router.sibling_metrics import SiblingMetrics
 from rayinfer_deployments.router.tls import ReloadedTls
@@ -88,6 +92,7 @@ class RouterReport:
     router: str  # its replica's name
     limits: RouterLimits
     models: dict[str, ServiceStatus]
+    key_error: str = ""  # what is wrong with the key file, while the last keys apply
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +104,7 @@ class ListenAddress:
 
 
 @serve.ingress()
-class Router:
+class Router(GrpcIngress):
     """Ingress deployment; Serve builds its HTTP application in the replica, after `__init__`: it is never pickled."""
 
     async def __init__(  # type: ignore[misc] # Serve awaits it
@@ -149,10 +154,10 @@ class Router:
         self._access_log = None if access.log is None else AccessLog(Path(access.log))
         self._access = None if access.key_file is None else self._control_access(access.key_file)
         self._models = {model.name: await self._serve_model(model) for model in models}
-        self._kserve = InferenceService(
-            GenerationService(self._models, request_timeout_s, self._traces, request_limits, self._access, self._spans),
-            ModelRepository(self._models, example_models() if with_examples else ()),
-        )
+        self._kserve = self._build_kserve(with_examples=with_examples)
+        self._call_access = CallAccess(self._access, self._access_log, trust_tenant_header)
+        calls = Calls(self._call_access, self._metrics)
+        self.grpc_methods = InferenceMethods(self._kserve, calls, max_message_bytes=max_body_bytes)
         await asyncio.to_thread(renderer)  # the first chat should not wait for it
         # A router that replaces another, or joins others, has to answer as soon as clients reach it.
         waits_s = [CATCH_UP_S if model.scaling is None else FIRST_ENGINE_S for model in models]
@@ -181,6 +186,7 @@ class Router:
             router=self._router_id,
             limits=self._limits,
             models={name: model.generator.status() for name, model in self._models.items()},
+            key_error="" if self._access is None else self._access.key_error,
         )
 
     async def metrics_snapshot(self) -> MetricsSnapshot:
@@ -226,6 +232,12 @@ class Router:
             kserve=self._kserve,
         )
 
+    def _build_kserve(self, *, with_examples: bool) -> InferenceService:
+        generation = GenerationService(
+            self._models, self._request_timeout_s, self._traces, self._request_limits, self._access, self._spans
+        )
+        return InferenceService(generation, ModelRepository(self._models, example_models() if with_examples else ()))
+
     async def _wait_for_keys(self) -> None:
         """Wait until the keys are known, for a limited time: requests are refused until then."""
         if self._access is not None:
@@ -257,7 +269,8 @@ class Router:
             address.host,
             address.port,
             limits=GrpcLimits(max_message_bytes=self._max_body_bytes, max_connections=limits.max_connections),
-            access=GrpcAccess(self._access, self._access_settings.tls, self._trust_tenant_header),
+            access=self._call_access,
+            tls=self._access_settings.tls,
         )
 
     async def __del__(self) -> None:
@@ -322,7 +335,9 @@ class Router:
             RemoteOwner(application, key_file),
             engine_load=lambda model: engine_load(self._models[model].generator),
             on_keys=lambda _: self._apply_limits(),
+            on_key_error=lambda error: self._metrics.set_key_file_valid(not error),
         )
+        self._metrics.set_key_file_valid(True)
         self._follow(access.follow())
         return access
 

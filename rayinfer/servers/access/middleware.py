@@ -61,7 +61,7 @@ class AccessMiddleware:
             self._log.write(record.as_json(identity.name, exchange.caller, exchange.status))
 
     async def _pass_on(self, scope: Scope, receive: Receive, exchange: "_Exchange", address: str) -> None:
-        if self._access is not None and scope["method"] != "OPTIONS" and not is_open(route_path(scope)):
+        if self._access is not None:
             try:
                 self._admit(self._access.authenticator, scope, exchange, address)
             except RayinferError as error:
@@ -72,7 +72,11 @@ class AccessMiddleware:
 
     @staticmethod
     def _admit(authenticator: Authenticator, scope: Scope, exchange: "_Exchange", address: str) -> None:
-        exchange.caller = scope["state"]["caller"] = authenticator.authenticate(Headers(scope=scope), address)
+        headers = Headers(scope=scope)
+        if is_open(scope["method"], route_path(scope)):
+            exchange.caller = scope["state"]["caller"] = authenticator.recognize(headers, address)
+            return
+        exchange.caller = scope["state"]["caller"] = authenticator.authenticate(headers, address)
         if not exchange.caller.has_scope(wanted := scope_of(route_path(scope))):
             raise PermissionDenied(f"The API key lacks the scope {wanted.value!r}.")
         authenticator.admit(exchange.caller)

@@ -7,6 +7,8 @@ from rayinfer.access.api_key import Scope
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
 OPEN_PREFIXES = ("/v2/health/",)
+OPEN_TO_READ = "/"  # the page and TGI's health; POST generates
+READING_METHODS = ("GET", "HEAD")
 SCOPES = {
     "/metrics": Scope.METRICS,
     "/pause": Scope.OPERATE,
@@ -26,9 +28,14 @@ def route_path(scope: Mapping[str, Any]) -> str:
     return path[len(prefix) :] if prefix and path.startswith(prefix + "/") else path
 
 
-def is_open(path: str) -> bool:
-    """Return whether a path needs no key."""
-    return _plain(path) in OPEN_PATHS or path.startswith(OPEN_PREFIXES)
+def is_open(method: str, path: str) -> bool:
+    """Return whether a request for a path needs no key.
+
+    Without one, answers name no models. No OPTIONS is open: those that CORS allows are answered before.
+    """
+    if method in READING_METHODS and path == OPEN_TO_READ:
+        return True
+    return method != "OPTIONS" and (_plain(path) in OPEN_PATHS or path.startswith(OPEN_PREFIXES))
 
 
 def scope_of(path: str) -> Scope:

@@ -17,7 +17,7 @@ from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.caller import RequestContext
 from rayinfer.servers.generation.generation_spans import generation_span
-from rayinfer.servers.generation.key_limits import within_key_limits
+from rayinfer.servers.generation.key_limits import check_model_and_priority, reserved_tokens, within_key_limits
 from rayinfer.servers.generation.prompt_outputs import PromptLists, PromptOutput, generate_outputs
 from rayinfer.servers.json_body import LONG_BODY_BYTES, LongBodies, decode_object, read_body
 from rayinfer.servers.request_limits import DEFAULT_REQUEST_LIMITS, RequestLimits
@@ -161,7 +161,21 @@ class GenerationService:
         name, prompts = generation.model.name, generation.counted_prompts
         if self._access is None:
             return nullcontext(GenerationUsage("", name, prompts, EngineClock()))
-        return self._access.admit(context.caller, name, prompts)
+        return self._access.admit(
+            context.caller,
+            name,
+            prompts,
+            num_choices=generation.params.n,
+            max_tokens=reserved_tokens(context.caller, generation),
+            generates=not generation.inputs,
+        )
+
+    def admit_inference(self, context: RequestContext, model: str, priority: int) -> AbstractContextManager[None]:
+        """Hold the caller's place for an inference without tokens, and count it; raises RayinferError when refused."""
+        if self._access is None:
+            return nullcontext()
+        check_model_and_priority(context.caller, model, priority)
+        return self._access.admit_inference(context.caller, model)
 
     def _start(
         self, context: RequestContext, generation: PreparedGeneration, response_id: str

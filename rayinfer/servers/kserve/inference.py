@@ -117,7 +117,10 @@ class InferenceService:
             tenant=context.caller.tenant,
             parameters=request.settings.model,
         )
-        with self.statistics.count(model.name, inference.num_rows, inference.input_ns):
+        with (
+            self.statistics.count(model.name, inference.num_rows, inference.input_ns),
+            self.generation.admit_inference(context, model.name, request.settings.priority),
+        ):
             try:
                 async with asyncio.timeout(timeout_s):
                     tensors = await model.infer(request.inputs, settings)

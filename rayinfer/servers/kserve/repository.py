@@ -5,7 +5,7 @@ from typing import Any
 
 from rayinfer.errors import InvalidParameter, NotReady, NotSupported, UnknownModel
 from rayinfer.protocols import TensorModel
-from rayinfer.servers.caller import Caller, hide_other_models
+from rayinfer.servers.caller import ANYONE, Caller, hide_other_models
 from rayinfer.servers.served_model import ServedModel
 
 VERSION = "1"  # the only one of every model
@@ -43,14 +43,15 @@ class ModelRepository:
             raise NotReady(f"The model {name!r} is not ready: {reason}.")
         return model
 
-    def check_all_ready(self) -> None:
-        """Raise NotReady unless all models take requests that were not unloaded on demand."""
+    def check_all_ready(self, caller: Caller = ANYONE) -> None:
+        """Raise NotReady, naming what the caller may see, unless all models take requests that were not unloaded."""
         models: dict[str, AnyModel] = {**self._language_models, **self._tensor_models}
         reasons = {name: self._reason_not_ready(each) for name, each in models.items() if name not in self._unloaded}
         if not reasons and not self._unloaded:
             raise NotReady("No model is loaded yet.")
-        if waiting := [f"{name}: {reason}" for name, reason in reasons.items() if reason]:
-            raise NotReady("; ".join(waiting))
+        if waiting := {name: reason for name, reason in reasons.items() if reason}:
+            visible = [f"{name}: {reason}" for name, reason in waiting.items() if caller.may_see(name)]
+            raise NotReady("; ".join(visible) or "Not all models are ready.")
 
     def index(self, caller: Caller, *, only_ready: bool = False) -> Iterator[dict[str, str]]:
         """Yield the entries of the repository's index, of the models that a caller may use."""

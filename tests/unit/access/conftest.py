@@ -25,6 +25,7 @@ class LocalOwner:
         self.path, self.clock = path, clock
         self.owner = AccessOwner(path, clock=clock)
         self.is_away = self.loses_answers = False
+        self.reports: list[RouterReport] = []
 
     def restart(self) -> None:
         """End the owner and start another."""
@@ -35,6 +36,7 @@ class LocalOwner:
         """Call the owner."""
         if self.is_away:
             raise ConnectionError("away")
+        self.reports.append(report)
         update = self.owner.sync(report)
         if self.loses_answers:
             raise ConnectionError("lost")

@@ -1,12 +1,15 @@
 """Several routers and the owner of what they share."""
 
 import asyncio
+import contextlib
+import time
 
 import pytest
 
+from rayinfer.access.access_control import AccessControl
 from rayinfer.access.api_key import KeyLimits
 from rayinfer.access.usage import day_of
-from rayinfer.errors import AuthenticationFailed, QuotaExceeded, RateLimited
+from rayinfer.errors import AuthenticationFailed, NotReady, QuotaExceeded, RateLimited
 from rayinfer.outputs import CompletionOutput, RequestOutput
 
 PROMPT = [1, 2, 3, 4]
@@ -241,3 +244,146 @@ async def test_the_time_of_engines_is_divided_among_what_runs(key_file, shared, 
     await sync(one)
     seconds = {row.key.key_id: row.usage.engine_s for row in shared.owner.usage_log.rows()}
     assert seconds == pytest.approx({alice.key_id: 4 + 3 + 1, bob.key_id: 3})
+
+
+async def test_any_call_with_a_key_is_its_last_use_and_many_are_written_once(key_file, shared, routers):
+    secret, unused = key_file.create("alice"), key_file.create("bob")
+    await sync(*routers)
+    shared.reports.clear()
+    before_s = time.time()
+    for router in routers:
+        for _ in range(100):
+            caller = ask(router, secret)
+    shared.loses_answers = True
+    with pytest.raises(ConnectionError):
+        await routers[0].synchronize()
+    shared.loses_answers = False
+    await sync(*routers)
+    written = [len(report.last_used_s) for report in shared.reports if report.last_used_s]
+    assert written == [1, 1, 1]  # one of each router, and one again
+    last_used_s = shared.owner.usage_log.last_used_s()
+    assert last_used_s.keys() == {caller.key_id}
+    assert before_s <= last_used_s[caller.key_id] <= time.time()
+    with pytest.raises(AuthenticationFailed):
+        ask(routers[0], unused + "x")
+    shared.restart()
+    await sync(*routers)
+    assert shared.owner.usage_log.last_used_s() == last_used_s
+
+
+async def test_sequences_count_at_the_same_time_in_all_routers(key_file, shared, routers):
+    secret = key_file.create("alice", limits=KeyLimits(concurrent_requests=4))
+    one, two = routers
+    await sync(one, two)
+    caller = ask(one, secret)
+    with one.admit(caller, "tiny", [PROMPT], num_choices=3):
+        await sync(one, two)
+        for router in routers:
+            with pytest.raises(RateLimited), router.admit(caller, "tiny", [PROMPT, PROMPT]):
+                pass
+            with router.admit(caller, "tiny", [PROMPT]):
+                pass
+    await sync(one, two)
+    with two.admit(caller, "tiny", [PROMPT, PROMPT], num_choices=2):
+        pass
+
+
+def left(router, caller):
+    return int(dict(router.limits.headers(caller.key))[b"x-ratelimit-remaining-tokens"])
+
+
+@pytest.mark.parametrize("ends_by", ["itself", "error", "abort"])
+async def test_tokens_are_reserved_for_answers_and_given_back(key_file, shared, routers, ends_by):
+    secret = key_file.create("alice", limits=KeyLimits(tokens_per_minute=100))
+    one, two = routers
+    await sync(one, two)
+    caller = ask(one, secret)
+    ends = {"itself": None, "error": RuntimeError("broken"), "abort": asyncio.CancelledError()}
+    with (
+        contextlib.suppress(RuntimeError, asyncio.CancelledError),
+        one.admit(caller, "tiny", [PROMPT], num_choices=2, max_tokens=40) as usage,
+    ):
+        await sync(one, two)
+        assert [left(router, caller) for router in routers] == [16, 16]  # 100 - 4 of the prompt - 2 x 40
+        for router in routers:
+            with pytest.raises(RateLimited), router.admit(caller, "tiny", [PROMPT], max_tokens=13):
+                pass
+            with router.admit(caller, "tiny", [PROMPT], max_tokens=1):
+                pass
+        usage.add(0, output(10))
+        await sync(one, two)
+        assert [left(router, caller) for router in routers] == [8, 8]  # another 8 for two prompts, none for tokens
+        if (end := ends[ends_by]) is not None:
+            raise end
+    await sync(one, two)
+    assert [left(router, caller) for router in routers] == [78, 78]
+    with two.admit(caller, "tiny", [PROMPT], max_tokens=74):
+        pass
+
+
+async def test_a_router_that_dies_takes_its_reservations_with_it(key_file, shared, routers, clock):
+    secret = key_file.create("alice", limits=KeyLimits(tokens_per_minute=100))
+    one, two = routers
+    await sync(one, two)
+    caller = ask(one, secret)
+    with one.admit(caller, "tiny", [PROMPT], max_tokens=90):
+        await sync(one, two)
+        assert left(two, caller) == 6
+        clock.now_s += 6
+        await sync(two)
+        assert left(two, caller) == 100  # four of the prompt came back meanwhile
+
+
+async def test_a_request_beyond_the_whole_bucket_needs_a_full_one(key_file, shared, routers):
+    secret = key_file.create("alice", limits=KeyLimits(tokens_per_minute=100))
+    one = routers[0]
+    await sync(one)
+    caller = ask(one, secret)
+    with one.admit(caller, "tiny", [PROMPT], max_tokens=5000):
+        assert left(one, caller) == 0
+        with pytest.raises(RateLimited) as limited, one.admit(caller, "tiny", [PROMPT]):
+            pass
+        assert limited.value.retry_after_s <= 60
+    assert left(one, caller) == 96
+    with pytest.raises(RateLimited), one.admit(caller, "tiny", [PROMPT], max_tokens=5000):
+        pass
+
+
+@pytest.mark.parametrize("damage", ["not json\n", None])
+async def test_a_damaged_key_file_is_reported_until_it_is_mended(key_file, shared, clock, damage):
+    seen = []
+    router = AccessControl("one", shared, clock=clock, on_key_error=seen.append)
+    secret = key_file.create("alice")
+    await sync(router)
+    assert (router.key_error, seen) == ("", [])
+    content = key_file.path.read_text()
+    key_file.path.unlink() if damage is None else key_file.path.write_text(content + damage)
+    for _ in range(2):
+        await sync(router)
+    assert ("is gone" if damage is None else f"{key_file.path}, line 2: ") in router.key_error
+    assert len(seen) == 1
+    key_file.path.write_text(content)
+    await sync(router)
+    assert (router.key_error, seen[1:]) == ("", [""])
+    assert ask(router, secret).tenant == "alice"
+
+
+async def test_an_owner_that_starts_with_a_damaged_file_takes_no_keys_away(key_file, shared, routers):
+    secret = key_file.create("alice")
+    one, two = routers
+    await one.synchronize()
+    content = key_file.path.read_text()
+    key_file.path.write_text("not json\n")
+    shared.restart()
+    await sync(one, two)
+    assert ask(one, secret).tenant == "alice"
+    assert not two.is_loaded.is_set()
+    with pytest.raises(NotReady):
+        ask(two, secret)
+    assert "line 1" in one.key_error
+    assert "line 1" in two.key_error
+    key_file.path.write_text(content)
+    key_file.revoke("alice")
+    secret = key_file.create("bob")
+    await sync(one, two)
+    assert [ask(router, secret).tenant for router in routers] == ["bob", "bob"]

@@ -223,3 +223,51 @@ def test_half_a_pair_is_refused_wherever_it_stands(text, around):
 )
 def test_nearly_json_is_refused(content):
     assert "is not valid JSON" in refusal(content)
+
+
+LENGTHS = [
+    ("POST", "/v1/completions", '{"prompt": "a", "max_tokens": NUMBER}', "max_tokens"),
+    ("POST", "/v1/chat/completions", '{"messages": [{"role": "user", "content": "a"}], "seed": NUMBER}', "seed"),
+    ("POST", "/generate", '{"inputs": "a", "parameters": {"max_new_tokens": NUMBER}}', "parameters.max_new_tokens"),
+    ("PUT", "/api", '{"prompts": ["a"], "tokens_to_generate": NUMBER}', "tokens_to_generate"),
+    ("POST", "/v2/models/org/tiny/generate", '{"text_input": "a", "max_tokens": NUMBER}', "max_tokens"),
+    (
+        "POST",
+        "/v2/models/org/tiny/infer",
+        '{"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [NUMBER], "data": ["a"]}]}',
+        "inputs.0.shape.0",
+    ),
+    ("POST", "/v1/models/org/tiny:predict", '{"instances": ["a"], "parameters": {"seed": NUMBER}}', "parameters.seed"),
+    ("POST", "/tokenize", '{"prompt": "a", "truncate_prompt_tokens": NUMBER}', "truncate_prompt_tokens"),
+    ("POST", "/detokenize", '{"tokens": [1, NUMBER]}', "tokens.1"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "field"), LENGTHS, ids=[path for _, path, _, _ in LENGTHS])
+async def test_numbers_that_no_float_holds_are_refused_by_their_field(client, method, path, body, field):
+    for number, said in (
+        ("1e400", "a number is too large"),
+        ("-1e400", "a number is too large"),
+        ("1E+999", "a number is too large"),
+        ("0.1e000999", "a number is too large"),
+        ("NaN", "NaN is not a number"),
+        ("-Infinity", "-Infinity is not a number"),
+    ):
+        answer = await client.request(method, path, content=body.replace("NUMBER", number))
+        assert (answer.status_code, f": {field}: {said}." in answer.text) == (400, True), (number, answer.text)
+
+
+@pytest.mark.parametrize(("method", "path", "body", "field"), LENGTHS[:5], ids=[path for _, path, _, _ in LENGTHS[:5]])
+async def test_integers_may_be_written_as_floats_and_others_are_refused(client, method, path, body, field):
+    assert (await client.request(method, path, content=body.replace("NUMBER", "1e1"))).status_code == 200
+    answer = await client.request(method, path, content=body.replace("NUMBER", "1.5e0"))
+    assert answer.status_code in (400, 422)
+    assert f"{field}: Input should be a valid integer, got 1.5" in answer.text
+
+
+def test_the_largest_floats_and_texts_like_larger_ones_are_read():
+    body = ["1e999", 1.7976931348623157e308, 1e-999, 9e307]
+    assert decode_json(b'["1e999", 1.7976931348623157e308, 1e-999, 9e307]') == body
+    assert decode_json(b"[" + b"9" * 350 + b"]") == [int("9" * 350)]
+    assert "0: a number is too large" not in refusal(b"[" + b"9" * 350 + b", 1e999]")
+    assert "1: a number is too large" in refusal(b"[" + b"9" * 350 + b", 1e999]")

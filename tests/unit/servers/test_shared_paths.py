@@ -22,9 +22,9 @@ async def test_a_browser_gets_a_page_with_the_models_and_links(client, models):
     response = await client.get("/", headers={"accept": PAGE})
     assert response.headers["content-type"].startswith("text/html")
     assert response.headers["vary"] == "Accept"
-    for said in ("org/tiny", "&lt;b&gt;", 'href="/docs"', 'href="/metrics"', 'href="/ready"'):
+    for said in ("org/tiny", "&lt;b&gt;", 'href="/openapi.json"', 'href="/metrics"', 'href="/ready"'):
         assert said in response.text
-    for path in ("/docs", "/metrics", "/ready"):
+    for path in ("/openapi.json", "/metrics", "/ready"):
         assert (await client.get(path)).status_code == 200
 
 

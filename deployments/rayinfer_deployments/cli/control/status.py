@@ -59,6 +59,13 @@ def _look_at(record: "ServiceRecord") -> dict[str, Any]:
         service |= ask(record.control_socket, "status", timeout_s=STATUS_S)
     except RayinferError as error:
         service |= {"state": "UNKNOWN", "reason": str(error), "deployments": [], "routers": []}
+    if not ready and not reasons:  # which a service with keys does not say to all
+        service["reasons"] = {
+            model["name"]: model["reason"]
+            for router in service["routers"]
+            for model in router["models"]
+            if not model["ready"]
+        }
     return service
 
 
@@ -109,6 +116,9 @@ def _show_summary(console: "Console", service: dict[str, Any]) -> None:
         console.print(f"{name}: {reason}", style="red", markup=False, soft_wrap=True)
     if service["reason"]:
         console.print(service["reason"], style="red", markup=False, soft_wrap=True)
+    for error in dict.fromkeys(router.get("key_error") for router in service["routers"]):
+        if error:
+            console.print(f"the last API keys apply: {error}", style="red", markup=False, soft_wrap=True)
 
 
 def _show_engines(console: "Console", service: dict[str, Any]) -> None:

@@ -1,74 +1,113 @@
-"""Calls of gRPC: their callers and deadlines, and the way of errors to their statuses."""
+"""Calls of gRPC: their callers and deadlines, the way of errors to their statuses, and their access log."""
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from rayinfer.access.api_key import Scope
-from rayinfer.errors import InvalidParameter, PermissionDenied, RequestTooLarge, Unavailable
+from rayinfer.errors import InvalidParameter, PermissionDenied, RequestTooLarge
 from rayinfer.metrics.service_metrics import ServiceMetrics
-from rayinfer.servers.caller import Caller, RequestContext
-from rayinfer.servers.error_responses import error_kind, public_error, refusal_reason
+from rayinfer.servers.access.request_record import RequestRecord
+from rayinfer.servers.caller import ANYONE, Caller, RequestContext
+from rayinfer.servers.error_responses import error_kind, public_error, refusal_reason, retry_after
 from rayinfer.servers.json_body import LONG_BODY_BYTES
 from rayinfer.servers.kserve.grpc import inference_pb2 as pb
+from rayinfer.servers.kserve.grpc.call_access import CallAccess
 from rayinfer.servers.kserve.grpc.message_bounds import check_message_bounds
-from rayinfer.servers.kserve.grpc.status_codes import status_code
+from rayinfer.servers.kserve.grpc.status_codes import CallEnd, early_end, end_of, status_code
 from rayinfer.servers.request_boundary import RequestIdentity
 from rayinfer.servers.request_bounds import REQUEST_ID_HEADER
 
 MAX_OTHER_MESSAGE_BYTES = 2**14  # of all calls but those that infer: they have names and few settings
+HTTP_METHOD = "POST"  # of every call of gRPC
 
 logger = logging.getLogger(__name__)
 
-# From a call's headers and its client's address; raises the error of a caller that is refused.
-Identify = Callable[[Mapping[str, str], str], Caller]
+Answer = TypeVar("Answer")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
-    """Caller, name and deadline of one call."""
+    """Identity, caller and deadline of one call, or of one request of a stream."""
 
-    caller: Caller
-    name: str  # the client's own; "" for none
+    context: Any = field(repr=False)  # gRPC's
+    method: str  # its full name
+    headers: Mapping[str, str] = field(repr=False)
+    client_address: str
+    server: tuple[str, int | None] | None
     deadline_s: float | None
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    server: tuple[str, int | None] | None = None
+    identity: RequestIdentity
+    caller: Caller = ANYONE
+    record: RequestRecord | None = None  # where an access log is kept
 
     def request_context(self) -> RequestContext:
-        """Return the context of a request that comes now: a stream has many."""
-        identity = RequestIdentity()
-        identity.rename(self.name)
-        return RequestContext(identity, self.caller, headers=self.headers, server=self.server)
+        """Return the context of the request."""
+        return RequestContext(self.identity, self.caller, self.record, headers=self.headers, server=self.server)
 
 
 class Calls:
     """Begin and end of the calls of a server."""
 
     def __init__(
-        self, identify: Identify, metrics: ServiceMetrics, server: tuple[str, int | None] | None = None
+        self, access: CallAccess, metrics: ServiceMetrics, server: tuple[str, int | None] | None = None
     ) -> None:
-        self._identify = identify
+        self._access = access
         self._server = server
         self._metrics = metrics
 
-    def begin(self, context: Any, scope: Scope = Scope.INFER) -> Call:
-        """Identify the caller of a call that needs a scope; raises RayinferError for one that is refused."""
-        headers = _headers(context.invocation_metadata() or ())
-        caller = self._identify(headers, client_address(context.peer()))
-        if not caller.has_scope(scope):
-            raise PermissionDenied(f"The API key lacks the scope {scope.value!r}.")
-        return Call(caller, headers.get(REQUEST_ID_HEADER, ""), context.time_remaining(), headers, self._server)
+    async def run(
+        self, context: Any, method: str, scope: Scope | None, answer: Callable[[Call], Awaitable[Answer]]
+    ) -> Answer | None:
+        """Answer a call whose caller needs a scope, or end it with the status of its error."""
+        call = self._open(context, method)
+        try:
+            with self.logged(call):
+                if scope is not None:
+                    self.admit(call, scope)
+                answered = await answer(call)
+        except Exception as error:
+            message, trailers = self.refused(error), self._trailers(call, retry_after(error))
+            await context.abort(status_code(error), message, trailers)
+            return None
+        context.set_trailing_metadata(self._trailers(call))
+        return answered
 
-    async def end(self, context: Any, error: Exception) -> None:
-        """End a call with the status of an error."""
-        message = self.refused(error)
-        trailers = (("retry-after", f"{error.retry_after_s:g}"),) if isinstance(error, Unavailable) else ()
-        await context.abort(status_code(error), message, trailers)
+    def request_of(self, stream: Call) -> Call:
+        """Return the next request of a stream, whose caller is the stream's."""
+        request = self._open(stream.context, stream.method)
+        request.caller = stream.caller
+        return request
+
+    def admit(self, call: Call, scope: Scope = Scope.INFER) -> None:
+        """Identify the caller of a call that needs a scope, and count the call; raises RayinferError."""
+        call.caller = self._access.authenticate(call.headers, call.client_address)
+        if not call.caller.has_scope(scope):
+            raise PermissionDenied(f"The API key lacks the scope {scope.value!r}.")
+        self._access.admit(call.caller)
+
+    @contextmanager
+    def logged(self, call: Call) -> Iterator[None]:
+        """Write the line of a call, or of a request of a stream, when it ends."""
+        end = CallEnd(200, grpc.StatusCode.OK)
+        try:
+            yield
+        except (asyncio.CancelledError, grpc.aio.BaseError):  # of writes to a client that has left
+            end = early_end(call.deadline_s, call.context.time_remaining())
+            raise
+        except Exception as error:
+            end = end_of(error)
+            raise
+        finally:
+            if call.record is not None and self._access.log is not None:
+                fields = call.record.as_json(call.identity.name, call.caller, end.http_status)
+                self._access.log.write(fields | {"grpc_status": end.code.name})
 
     def refused(self, error: Exception) -> str:
         """Count or log an error, and return what a client may see of it."""
@@ -77,6 +116,21 @@ class Calls:
         else:
             self._metrics.request_refused(refusal_reason(error))
         return public_error(error).message
+
+    def _open(self, context: Any, method: str) -> Call:
+        headers, identity = _headers(context.invocation_metadata() or ()), RequestIdentity()
+        identity.rename(headers.get(REQUEST_ID_HEADER, ""))
+        address = client_address(context.peer())
+        record = None
+        if self._access.log is not None:
+            traceparent = headers.get("traceparent", "")
+            record = RequestRecord(HTTP_METHOD, method, address, identity.received_s, traceparent)
+        return Call(context, method, headers, address, self._server, context.time_remaining(), identity, record=record)
+
+    def _trailers(self, call: Call, wait: str | None = None) -> tuple[tuple[str, str], ...]:
+        """Return the metadata behind a call: those headers of an HTTP response that its client may need."""
+        trailers = ((REQUEST_ID_HEADER, call.identity.name), *self._access.limits_left(call.caller))
+        return trailers if wait is None else (*trailers, ("retry-after", wait))
 
 
 def decode_message(message: Any, raw: bytes) -> Any:
@@ -90,31 +144,6 @@ def decode_message(message: Any, raw: bytes) -> Any:
         return message.FromString(raw)
     except DecodeError:
         raise InvalidParameter("The call's message cannot be decoded.") from None
-
-
-class GuardedServices(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Interceptor that identifies the callers of services that do not do so themselves, such as reflection."""
-
-    def __init__(self, calls: Calls, services: tuple[str, ...]) -> None:
-        self._calls = calls
-        self._services = services
-
-    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        """Wrap the handlers of the guarded services, which answer streams with streams."""
-        handler = await continuation(handler_call_details)
-        service = handler_call_details.method.strip("/").partition("/")[0]
-        if handler is None or service not in self._services:
-            return handler
-
-        async def guarded(requests: Any, context: Any) -> Any:
-            try:
-                self._calls.begin(context)
-            except Exception as error:
-                await self._calls.end(context, error)
-            async for response in handler.stream_stream(requests, context):
-                yield response
-
-        return grpc.stream_stream_rpc_method_handler(guarded, handler.request_deserializer, handler.response_serializer)
 
 
 def _headers(metadata: Iterable[tuple[str, Any]]) -> dict[str, str]:

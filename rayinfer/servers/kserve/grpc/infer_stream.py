@@ -40,7 +40,7 @@ class InferStream:
         service: InferenceService,
         reader: RequestReader,
         calls: Calls,
-        begin: Callable[[], Call],
+        call: Call,
         write: Callable[[bytes], Awaitable[None]],
         *,
         stalled_s: float = STALLED_S,
@@ -48,7 +48,7 @@ class InferStream:
         self._service = service
         self._reader = reader
         self._calls = calls
-        self._begin = begin  # identifies the caller, and counts one request against its limits
+        self._call = call  # of an admitted caller
         self._write = write
         self._stalled_s = stalled_s
         self._has_room = asyncio.Semaphore(MAX_REQUESTS_PER_STREAM)
@@ -56,19 +56,20 @@ class InferStream:
         self._writing_since: float | None = None
 
     async def answer_all(self, messages: AsyncIterator[bytes]) -> None:
-        """Answer encoded messages until there are no more and all are answered; raises if the caller is refused.
+        """Answer encoded messages until there are no more and all are answered.
 
-        Each message is a request whose caller is identified anew, as its key may have been revoked meanwhile. Responses
-        are written by the tasks that make them: a queue between would cost as much as the rest.
+        Each message is a request whose caller is identified anew, as its key may have been revoked meanwhile; the first
+        was admitted with the call. Responses are written by the tasks that make them: a queue between would cost as
+        much as the rest.
         """
-        call: Call | None = self._begin()
+        is_admitted = True
         watching = asyncio.create_task(self._watch(asyncio.current_task()))
         try:
             async with asyncio.TaskGroup() as tasks:
                 async for message in messages:
                     await self._has_room.acquire()
-                    tasks.create_task(self._answer(message, call))
-                    call = None
+                    tasks.create_task(self._answer(message, is_admitted=is_admitted))
+                    is_admitted = False
         finally:
             watching.cancel()
 
@@ -80,19 +81,14 @@ class InferStream:
             if since is not None and time.monotonic() - since > self._stalled_s and stream is not None:
                 stream.cancel()
 
-    async def _answer(self, raw: bytes, call: Call | None) -> None:
-        message = pb.ModelInferRequest()
+    async def _answer(self, raw: bytes, *, is_admitted: bool) -> None:
+        call, message = self._calls.request_of(self._call), pb.ModelInferRequest()
         try:
-            message = await self._reader.decode(raw)
-            call = self._begin() if call is None else call
-            inference, asked = await self._reader.prepare(message, call)
-            if isinstance(inference, TextInference) and inference.request.streams:
-                await self._stream_text(call, inference, asked)
-            else:
-                result = await self._service.infer(call.request_context(), inference)
-                response = write_infer_result(result, is_raw=asked.is_raw)
-                response.parameters[FINAL_RESPONSE].bool_param = True
-                await self._send(pb.ModelStreamInferResponse(infer_response=response))
+            with self._calls.logged(call):
+                message = await self._reader.decode(raw)
+                if not is_admitted:
+                    self._calls.admit(call)
+                await self._answer_message(message, call)
         except grpc.aio.BaseError:
             pass  # the client has left while a response was written
         except Exception as error:
@@ -101,6 +97,16 @@ class InferStream:
             await self._send(refused)
         finally:
             self._has_room.release()
+
+    async def _answer_message(self, message: Any, call: Call) -> None:
+        inference, asked = await self._reader.prepare(message, call)
+        if isinstance(inference, TextInference) and inference.request.streams:
+            await self._stream_text(call, inference, asked)
+            return
+        result = await self._service.infer(call.request_context(), inference)
+        response = write_infer_result(result, is_raw=asked.is_raw)
+        response.parameters[FINAL_RESPONSE].bool_param = True
+        await self._send(pb.ModelStreamInferResponse(infer_response=response))
 
     async def _stream_text(self, call: Call, inference: TextInference, asked: GrpcInferRequest) -> None:
         request, has_ended = inference.request, False

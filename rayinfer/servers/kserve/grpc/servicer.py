@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from rayinfer.errors import NotReady, NotSupported, UnknownModel
+from rayinfer.errors import NotReady, NotSupported, RequestTooLarge, UnknownModel
 from rayinfer.servers.kserve.grpc import inference_pb2 as pb
 from rayinfer.servers.kserve.grpc.calls import Call, Calls, decode_message
 from rayinfer.servers.kserve.grpc.infer_messages import GrpcInferRequest, read_infer_message, write_infer_result
@@ -29,16 +29,17 @@ from rayinfer.servers.kserve.rest.infer_encoding import is_slow_to_encode
 class InferenceServicer:
     """One method for each call, by its name in snake case; errors are those of `rayinfer.errors`."""
 
-    def __init__(self, service: InferenceService, calls: Calls) -> None:
+    def __init__(self, service: InferenceService, calls: Calls, max_message_bytes: int | None = None) -> None:
+        self._max_message_bytes = max_message_bytes
         self._service = service
         self._repository = service.repository
         self._calls = calls
 
-    async def server_live(self, request: Any, call: Call | None) -> Any:
+    async def server_live(self, request: Any, call: Call) -> Any:
         """Report that the process is alive."""
         return pb.ServerLiveResponse(live=True)
 
-    async def server_ready(self, request: Any, call: Call | None) -> Any:
+    async def server_ready(self, request: Any, call: Call) -> Any:
         """Report whether all models are ready."""
         try:
             self._repository.check_all_ready()
@@ -90,10 +91,10 @@ class InferenceServicer:
         return response
 
     async def model_stream_infer(
-        self, requests: AsyncIterator[bytes], begin: Callable[[], Call], write: Callable[[bytes], Awaitable[None]]
+        self, requests: AsyncIterator[bytes], call: Call, write: Callable[[bytes], Awaitable[None]]
     ) -> None:
         """Run models for every encoded request of a stream, and write encoded responses."""
-        await InferStream(self._service, self, self._calls, begin, write).answer_all(requests)
+        await InferStream(self._service, self, self._calls, call, write).answer_all(requests)
 
     async def repository_index(self, request: Any, call: Call) -> Any:
         """List the models."""
@@ -140,6 +141,8 @@ class InferenceServicer:
 
     async def decode(self, raw: bytes) -> Any:
         """Decode a request to infer; a long one beside the event loop."""
+        if self._max_message_bytes is not None and len(raw) > self._max_message_bytes:
+            raise RequestTooLarge(f"The call's message is larger than {self._max_message_bytes} bytes.")
         return await self._service.generation.prepare_other(
             partial(decode_message, pb.ModelInferRequest, raw), len(raw)
         )

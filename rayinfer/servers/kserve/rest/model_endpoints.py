@@ -8,7 +8,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from rayinfer.errors import InvalidParameter, NotSupported, TaskNotServed
-from rayinfer.servers.caller import caller_of
+from rayinfer.servers.caller import caller_of, recognized_caller
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.json_body import decode_object
 from rayinfer.servers.kserve.infer_request import SHARED_MEMORY_MESSAGE
@@ -36,9 +36,9 @@ class ModelEndpoints:
         """GET /v2/health/live."""
         return _answer({"live": True})
 
-    async def ready(self) -> Response:
+    async def ready(self, request: Request) -> Response:
         """GET /v2/health/ready."""
-        self._repository.check_all_ready()
+        self._repository.check_all_ready(recognized_caller(request))
         return _answer({"ready": True})
 
     async def server(self) -> Response:

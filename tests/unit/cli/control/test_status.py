@@ -1,4 +1,6 @@
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 import typer
@@ -60,3 +62,43 @@ def test_a_service_that_takes_no_commands_is_still_listed(port):
     assert (done.exit_code, service["port"], service["ready"], service["state"]) == (1, port, False, "UNKNOWN")
     assert "does not accept commands" in service["reason"]
     assert 0 <= service["age_s"] < 3600 * 24
+
+
+class Unready(BaseHTTPRequestHandler):
+    """A service with keys that is not ready, as a client without one sees it."""
+
+    def do_GET(self):
+        """Answer."""
+        self.send_response(503)
+        self.end_headers()
+        self.wfile.write(b'{"ready": false}')
+
+    def log_message(self, *_):
+        """Stay silent."""
+
+
+async def loading():
+    engine = {"name": "m", "ready": False, "reason": "its engine is loading", "num_waiting": 0, "engines": []}
+    return (await report()) | {"state": "RUNNING", "reason": "", "routers": [{"name": "r", "models": [engine]}]}
+
+
+def test_a_service_with_keys_says_why_it_is_not_ready_on_its_own_machine(port):
+    with (
+        HTTPServer(("127.0.0.1", port), Unready) as server,
+        ControlSocket(control_socket_path(port), {"status": loading}),
+    ):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        done = run("--port", port)
+        server.shutdown()
+    assert "m: its engine is loading" in done.stdout
+
+
+async def damaged():
+    return (await loading()) | {"routers": [{"name": name, "key_error": "keys, line 2", "models": []} for name in "ab"]}
+
+
+def test_a_damaged_key_file_is_in_the_status(port):
+    with ControlSocket(control_socket_path(port), {"status": damaged}):
+        assert run("--port", port).stdout.count("the last API keys apply: keys, line 2") == 1
+        (service,) = json.loads(run("--json").stdout)
+    assert [router["key_error"] for router in service["routers"]] == ["keys, line 2"] * 2

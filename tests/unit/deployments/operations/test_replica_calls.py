@@ -25,7 +25,7 @@ def test_engines_have_other_weights_once_each_replica_of_them_says_so():
 def report_of(router, **descriptions):
     stats = {name: EngineStats(num_running=3) for name in descriptions}
     status = ServiceStatus(ready=True, engines=stats, descriptions=descriptions)
-    return RouterReport(router=router, limits=RouterLimits(), models={"tiny": status})
+    return RouterReport(router=router, limits=RouterLimits(), models={"tiny": status}, key_error="line 2")
 
 
 def test_a_report_says_of_each_engine_how_it_is_and_what_sizes_it_has():

@@ -15,10 +15,12 @@ from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.kserve.example_models import example_models
 from rayinfer.servers.kserve.grpc import inference_pb2 as pb
-from rayinfer.servers.kserve.grpc.server import SERVICE, GrpcLimits
+from rayinfer.servers.kserve.grpc.call_access import CallAccess
+from rayinfer.servers.kserve.grpc.methods import SERVICE
+from rayinfer.servers.kserve.grpc.server import GrpcLimits
 from rayinfer.servers.kserve.inference import InferenceService
 from rayinfer.servers.kserve.repository import ModelRepository
-from rayinfer_deployments.router.grpc_port import GrpcAccess, ReloadedGrpcTls, bind_grpc_server
+from rayinfer_deployments.router.grpc_port import ReloadedGrpcTls, bind_grpc_server
 from rayinfer_deployments.router.tls import HttpTlsFiles
 from tests.unit.deployments.router.test_tls import make_certificate
 from tests.unit.servers.access.conftest import LocalOwner
@@ -27,8 +29,9 @@ from tests.unit.servers.access.conftest import LocalOwner
 @contextlib.asynccontextmanager
 async def serving(files: HttpTlsFiles):
     service = InferenceService(GenerationService({}, None, None), ModelRepository({}, example_models()))
-    access = GrpcAccess(None, files)
-    server = bind_grpc_server(service, ServiceMetrics(), "127.0.0.1", 0, limits=GrpcLimits(), access=access)
+    server = bind_grpc_server(
+        service, ServiceMetrics(), "127.0.0.1", 0, limits=GrpcLimits(), access=CallAccess(), tls=files
+    )
     await server.start()
     try:
         yield server.port
@@ -118,12 +121,12 @@ def test_files_that_cannot_be_loaded_are_named(tmp_path):
 async def test_callers_need_a_key_where_there_are_keys(tmp_path):
     access = AccessControl("router", LocalOwner(tmp_path / "keys.jsonl"))
     with pytest.raises(NotReady):
-        GrpcAccess(access).identify({}, "127.0.0.1")
+        CallAccess(access).authenticate({}, "127.0.0.1")
     access.authenticator.keys = KeyTable()
     for headers in ({}, {"authorization": "Bearer wrong"}, {"x-tenant-id": "team"}):
         for trusts in (False, True):
             with pytest.raises(AuthenticationFailed):
-                GrpcAccess(access, trusts_tenant_header=trusts).identify(headers, "127.0.0.1")
+                CallAccess(access, trusts_tenant_header=trusts).authenticate(headers, "127.0.0.1")
     headers = {"x-tenant-id": "team"}
-    assert GrpcAccess(None, trusts_tenant_header=True).identify(headers, "127.0.0.1").tenant == "team"
-    assert GrpcAccess(None).identify(headers, "127.0.0.1").tenant == ""
+    assert CallAccess(None, trusts_tenant_header=True).authenticate(headers, "127.0.0.1").tenant == "team"
+    assert CallAccess(None).authenticate(headers, "127.0.0.1").tenant == ""

@@ -10,6 +10,7 @@ from rayinfer.access.access_owner import AccessOwner
 from rayinfer.access.api_key import KeyLimits, Scope
 from rayinfer.access.key_file import KeyFile
 from rayinfer.access.owner_messages import NamedUsage, OwnerUpdate, RouterReport
+from rayinfer.access.usage_log import UsageLog, usage_log_path
 from rayinfer.servers.app import build_app
 from rayinfer.traces.trace_store import TraceStore
 
@@ -44,6 +45,14 @@ class Guarded:
         secret = self.keys.create(name, scopes=scopes or (Scope.INFER,), limits=KeyLimits(**limits))
         await self.access.synchronize()
         return secret
+
+    def last_used_s(self) -> dict[str, float]:
+        """Return when keys were last used, by id, as it is on disk."""
+        log = UsageLog(usage_log_path(self.keys.path))
+        try:
+            return log.last_used_s()
+        finally:
+            log.close()
 
     def client(self, secret: str | None = None) -> httpx.AsyncClient:
         """Return a client with this key."""

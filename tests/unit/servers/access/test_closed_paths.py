@@ -9,9 +9,14 @@ from starlette.routing import BaseRoute, Route
 
 from rayinfer.access.api_key import Scope
 from rayinfer.servers.access.open_paths import is_open, scope_of
+from rayinfer.servers.app import build_app
 from tests.unit.servers.access.conftest import BODY
 
 OPEN = {"/health", "/health/", "/ping", "/ping/", "/ready", "/ready/", "/v2/health/live", "/v2/health/ready"}
+OPEN_TO_READ = {("GET", "/"), ("HEAD", "/")}
+BROWSER = {"Accept": "text/html,*/*;q=0.8"}
+ORIGIN = "https://page.example"
+PREFLIGHT = {"Origin": ORIGIN, "Access-Control-Request-Method": "POST"}
 
 
 def walked(routes: list[BaseRoute]) -> list[tuple[str, str]]:
@@ -24,6 +29,10 @@ def walked(routes: list[BaseRoute]) -> list[tuple[str, str]]:
     return found
 
 
+def is_opened(method: str, path: str) -> bool:
+    return path in OPEN or (method, path) in OPEN_TO_READ
+
+
 async def test_every_path_but_the_open_ones_needs_a_key(guarded):
     assert guarded.access.authenticator.keys is None
     walk = walked(guarded.app.routes)
@@ -31,13 +40,13 @@ async def test_every_path_but_the_open_ones_needs_a_key(guarded):
     async with guarded.client() as anonymous:
         for method, path in walk:  # the keys are not known yet
             answer = await anonymous.request(method, path)
-            assert (answer.status_code == 503) == (path not in OPEN), (method, path)
+            assert (answer.status_code == 503) == (not is_opened(method, path)), (method, path)
     await guarded.key("alice")
     async with guarded.client() as anonymous, guarded.client("ri-wrong") as stranger:
         for method, path in walk:
             for client in (anonymous, stranger):
                 answer = await client.request(method, path)
-                if path in OPEN:
+                if is_opened(method, path):
                     assert answer.status_code == 200, (method, path)
                 else:
                     assert answer.status_code in (401, 429), (method, path)
@@ -48,9 +57,8 @@ async def test_paths_that_are_not_there_are_closed_too(guarded):
     await guarded.key("alice")
     async with guarded.client() as anonymous:
         for path in (
-            "/",
             "/nothing",
-            "//health",
+            "http://service//health",
             "/health//",
             "/health/%2e%2e/metrics",
             "/metrics/%2e%2e/health",
@@ -61,8 +69,57 @@ async def test_paths_that_are_not_there_are_closed_too(guarded):
         # Starlette's `request.url` is made of the Host header: the path of the request counts.
         for host in ("x/health?", "x/health#", "service/health"):
             assert (await anonymous.get("/v1/models", headers={"Host": host})).status_code == 401
-        assert (await anonymous.options("/v1/models")).status_code != 401
+        for method in ("POST", "PUT", "DELETE", "TRACE", "OPTIONS"):
+            assert (await anonymous.request(method, "/")).status_code == 401, method
         assert (await anonymous.get("/v2/health/live")).status_code == 200
+
+
+@pytest.mark.parametrize("has_cors", [False, True])
+async def test_no_route_answers_a_preflight_and_only_cors_does_without_a_key(guarded, models, metrics, has_cors):
+    app = build_app(models, metrics, access=guarded.access, cors_origins=[ORIGIN] if has_cors else [])
+    guarded.app, secret = app, await guarded.key("alice")
+    reached = []
+
+    @app.middleware("http")  # inside all others
+    async def note(request, proceed):
+        reached.append(request.url.path)
+        return await proceed(request)
+
+    app.user_middleware.append(app.user_middleware.pop(0))
+    paths = [*sorted({path for _, path in walked(app.routes)}), "/nothing", "*"]
+    async with guarded.client() as anonymous, guarded.client(secret) as alice:
+        for path in paths:
+            answer = await anonymous.options(path, headers=PREFLIGHT)
+            assert answer.status_code == (200 if has_cors else 401), path
+            assert "org/tiny" not in answer.text
+            other = await anonymous.options(path, headers=PREFLIGHT | {"Origin": "https://other.example"})
+            assert other.status_code == (400 if has_cors else 401), path
+            assert (await anonymous.options(path)).status_code == 401, path
+        assert reached == []
+        assert (await alice.options("/v1/models")).status_code == 405
+
+
+async def test_what_is_open_names_no_models_but_to_keys_that_may_use_them(guarded, generator):
+    generator.not_ready = "its engine is loading"
+    secret, other = await guarded.key("alice"), await guarded.key("bob", models=("other",))
+    paths = [("GET", path) for path in sorted(OPEN)] + sorted(OPEN_TO_READ)
+    for client in (guarded.client(), guarded.client("ri-wrong"), guarded.client(other)):
+        async with client:
+            for method, path in paths:
+                for headers in ({}, BROWSER):
+                    answer = await client.request(method, path, headers=headers)
+                    assert answer.status_code in (200, 503), path
+                    assert "tiny" not in answer.text, path
+                    assert "loading" not in answer.text, path
+    async with guarded.client() as anonymous, guarded.client(secret) as alice:
+        assert (await anonymous.get("/ready")).json() == {"ready": False}
+        assert "API key" in (await anonymous.get("/", headers=BROWSER)).text
+        assert (await anonymous.get("/")).status_code == 503
+        assert (await alice.get("/ready")).json()["reasons"] == {"org/tiny": "its engine is loading"}
+        assert "org/tiny" in (await alice.get("/", headers=BROWSER)).text
+        assert "org/tiny" in (await alice.get("/v2/health/ready")).text
+        generator.not_ready = None
+        assert [(await anonymous.get(path)).status_code for path in ("/", "/ready", "/v2/health/ready")] == [200] * 3
 
 
 @pytest.mark.parametrize(
@@ -79,7 +136,7 @@ async def test_paths_that_are_not_there_are_closed_too(guarded):
     ],
 )
 def test_paths_need_their_scopes(path, scope):
-    assert (scope_of(path), is_open(path)) == (scope, False)
+    assert (scope_of(path), is_open("GET", path)) == (scope, False)
 
 
 async def test_a_key_opens_what_its_scopes_say(guarded):

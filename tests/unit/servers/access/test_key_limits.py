@@ -186,3 +186,56 @@ async def test_priorities_in_the_header_are_limited_too(guarded, generator):
             answer = await client.post("/v1/completions", json=fields, headers={"X-Vllm-Priority": header})
             assert answer.status_code == status, answer.text
     assert [request.priority for request in generator.requests] == [1]
+
+
+async def test_a_key_is_used_by_any_request_that_carries_it(guarded):
+    keys = {name: await guarded.key(name, Scope.METRICS) for name in ("alice", "bob", "carol")}
+    async with guarded.client(keys["alice"]) as alice, guarded.client(keys["bob"]) as bob:
+        assert (await alice.get("/metrics")).status_code == 200
+        assert (await bob.post("/v1/completions", json=BODY)).status_code == 403
+    await guarded.access.synchronize()
+    used = guarded.last_used_s().keys()
+    assert used == {key.key_id for key in guarded.keys.read() if key.name != "carol"}
+
+
+async def test_sequences_count_at_the_same_time_and_a_request_counts_once_a_minute(guarded, generator):
+    secret = await guarded.key("alice", concurrent_requests=3, requests_per_minute=10)
+    async with guarded.client(secret) as client:
+        generator.blocks_after = 1
+        first = asyncio.create_task(client.post("/v1/completions", json=BODY | {"prompt": ["a", "b"]}))
+        await generator.has_blocked.wait()
+        for body, status in (({"n": 2}, 429), ({"prompt": ["a", "b"]}, 429), ({"n": 4}, 400)):
+            answer = await client.post("/v1/completions", json=BODY | body)
+            assert answer.status_code == status, answer.text
+        assert (answer.json()["error"]["param"], "4 sequences" in answer.text) == ("n", True)
+        body = {"inputs": "Hi", "parameters": {"best_of": 2, "do_sample": True}}
+        assert (await client.post("/generate", json=body)).status_code == 429
+        generator.release.set()
+        answer = await first
+        assert answer.status_code == 200
+        assert answer.headers["x-ratelimit-remaining-requests"] == "5"
+
+
+@pytest.mark.parametrize("end", ["whole", "left", "failed"])
+async def test_tokens_are_reserved_until_the_answer_ends_whichever_way(guarded, generator, end):
+    secret = await guarded.key("alice", tokens_per_minute=100)
+    generator.blocks_after = 1
+    if end == "failed":
+        generator.failure = RuntimeError("broken")
+    async with guarded.client(secret) as client:
+        body = BODY | {"max_tokens": 30, "n": 3, "stream": True}
+        first = asyncio.create_task(client.post("/v1/completions", json=body))
+        await generator.has_blocked.wait()
+        answer = await client.post("/v1/completions", json=BODY | {"max_tokens": 30})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert int(answer.headers["x-ratelimit-remaining-tokens"]) <= 10
+        if end == "left":
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            await generator.has_aborted.wait()
+        else:
+            generator.release.set()
+            assert (await first).status_code == 200
+        await wait_for(lambda: not guarded.access.running)
+        answer = await client.get("/v1/models")
+        assert int(answer.headers["x-ratelimit-remaining-tokens"]) >= 80

@@ -1,4 +1,4 @@
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -6,8 +6,9 @@ import pytest
 from google.protobuf.message_factory import GetMessageClass
 
 from rayinfer.metrics.service_metrics import ServiceMetrics
-from rayinfer.servers.caller import Caller
-from rayinfer.servers.kserve.grpc.server import SERVICE, GrpcLimits, GrpcServer
+from rayinfer.servers.kserve.grpc.call_access import CallAccess
+from rayinfer.servers.kserve.grpc.methods import SERVICE
+from rayinfer.servers.kserve.grpc.server import GrpcLimits, GrpcServer
 from rayinfer.servers.kserve.inference import InferenceService
 
 LIMITS = GrpcLimits(max_message_bytes=200_000, max_connections=3, max_metadata_bytes=16 * 1024)
@@ -30,14 +31,14 @@ class Stub:
 
 
 @pytest.fixture
-def identify() -> Callable[[Mapping[str, str], str], Caller]:
-    return lambda headers, client_address: Caller()
+def access() -> CallAccess:
+    return CallAccess()
 
 
 @pytest.fixture
-async def server(kserve: InferenceService, metrics: ServiceMetrics, identify: Any) -> AsyncIterator[GrpcServer]:
+async def server(kserve: InferenceService, metrics: ServiceMetrics, access: CallAccess) -> AsyncIterator[GrpcServer]:
     """A server of the fake language model and the example models, on a port of its own."""
-    server = GrpcServer(kserve, metrics, "127.0.0.1", 0, limits=LIMITS, identify=identify)
+    server = GrpcServer(kserve, metrics, "127.0.0.1", 0, limits=LIMITS, access=access)
     await server.start()
     yield server
     await server.close(0)

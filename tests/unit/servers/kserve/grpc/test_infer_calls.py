@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from rayinfer.errors import NotReady, QueueFull
-from rayinfer.servers.caller import Caller
 from rayinfer.servers.kserve.grpc import inference_pb2 as pb
+from rayinfer.servers.kserve.grpc.call_access import CallAccess
 from rayinfer.servers.kserve.grpc.calls import Call, Calls
 from rayinfer.servers.kserve.grpc.infer_stream import InferStream
 from rayinfer.servers.kserve.grpc.servicer import InferenceServicer
 from rayinfer.servers.kserve.tensors.datatypes import DATATYPES
+from rayinfer.servers.request_boundary import RequestIdentity
 
 TINY = "org/tiny"
 
@@ -127,8 +128,21 @@ async def test_a_stream_answers_tensors_and_goes_on_after_errors(stub):
         assert by_id[good].infer_response.parameters["triton_final_response"].bool_param
 
 
+class OpenContext:
+    """Context of a call without metadata and deadline."""
+
+    def invocation_metadata(self):
+        return ()
+
+    def peer(self):
+        return ""
+
+    def time_remaining(self):
+        return None
+
+
 async def test_a_client_that_reads_nothing_for_long_ends_its_stream(kserve, metrics, generator):
-    calls = Calls(lambda headers, address: Caller(), metrics)
+    calls = Calls(CallAccess(), metrics)
 
     async def write(response):
         await asyncio.Event().wait()
@@ -137,7 +151,8 @@ async def test_a_client_that_reads_nothing_for_long_ends_its_stream(kserve, metr
         yield text().SerializeToString()
 
     servicer = InferenceServicer(kserve, calls)
-    stream = InferStream(kserve, servicer, calls, lambda: Call(Caller(), "", None), write, stalled_s=0.05)
+    call = Call(OpenContext(), "/", {}, "", None, None, RequestIdentity())
+    stream = InferStream(kserve, servicer, calls, call, write, stalled_s=0.05)
     answering = asyncio.create_task(stream.answer_all(messages()))
     await asyncio.wait([answering], timeout=10)
     assert answering.cancelled()
@@ -171,8 +186,8 @@ async def test_a_deadline_ends_the_call_and_its_generation(stub, generator):
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        (QueueFull("full"), grpc.StatusCode.RESOURCE_EXHAUSTED),
-        (NotReady("starting"), grpc.StatusCode.UNAVAILABLE),
+        (QueueFull("full", 1.2), grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (NotReady("starting", 2.0), grpc.StatusCode.UNAVAILABLE),
         (RuntimeError("secret"), grpc.StatusCode.INTERNAL),
     ],
 )
@@ -182,7 +197,8 @@ async def test_refusals_have_statuses_and_no_inner_details(stub, generator, erro
         await stub.ModelInfer(text())
     assert caught.value.code() == status
     assert "secret" not in caught.value.details()
-    assert ("retry-after" in dict(caught.value.trailing_metadata())) == (status != grpc.StatusCode.INTERNAL)
+    retry_after = dict(caught.value.trailing_metadata()).get("retry-after")
+    assert retry_after == (None if status is grpc.StatusCode.INTERNAL else "2")
 
 
 def with_parameter(message, name, **value):

@@ -1,5 +1,6 @@
 """Keys over gRPC: every method without one, with a wrong one and with one without its scope, and keys' limits."""
 
+import asyncio
 from dataclasses import dataclass, replace
 
 import grpc
@@ -12,10 +13,12 @@ from rayinfer.access.access_control import AccessControl
 from rayinfer.access.api_key import KeyLimits, Scope
 from rayinfer.access.key_file import KeyFile
 from rayinfer.access.usage import day_of
+from rayinfer.access.usage_log import UsageLog, usage_log_path
 from rayinfer.servers.generation.service import GenerationService
-from rayinfer.servers.kserve.example_models import example_models
+from rayinfer.servers.kserve.example_models import IdentityModel, example_models
 from rayinfer.servers.kserve.grpc import inference_pb2 as pb
-from rayinfer.servers.kserve.grpc.server import OPEN_METHODS, SERVICE
+from rayinfer.servers.kserve.grpc.call_access import CallAccess
+from rayinfer.servers.kserve.grpc.methods import OPEN_METHODS, SERVICE
 from rayinfer.servers.kserve.inference import InferenceService
 from rayinfer.servers.kserve.repository import ModelRepository
 from support.fakes.fake_generator import FakeGenerator
@@ -42,6 +45,22 @@ class Keys:
         return bearer(secret)
 
 
+class SlowModel:
+    """The identity, which answers when a test says so."""
+
+    def __init__(self):
+        self.model, self.runs, self.ends = IdentityModel(name="slow"), asyncio.Event(), asyncio.Event()
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    async def infer(self, inputs, request):
+        """Return the input late."""
+        self.runs.set()
+        await self.ends.wait()
+        return await self.model.infer(inputs, request)
+
+
 def bearer(secret):
     return (("authorization", f"Bearer {secret}"),)
 
@@ -55,14 +74,19 @@ async def keys(tmp_path):
 
 
 @pytest.fixture
-def identify(keys):
-    return keys.access.authenticator.identify
+def access(keys):
+    return CallAccess(keys.access)
 
 
 @pytest.fixture
-def kserve(models, keys):
+def slow():
+    return SlowModel()
+
+
+@pytest.fixture
+def kserve(models, keys, slow):
     service = GenerationService(models, None, None, access=keys.access)
-    return InferenceService(service, ModelRepository(models, example_models()))
+    return InferenceService(service, ModelRepository(models, [*example_models(), slow]))
 
 
 async def error_of(call):
@@ -125,6 +149,31 @@ async def test_requests_a_minute_count_every_call_and_every_request_of_a_stream(
     refused = [each.error_message for each in answers if each.error_message]
     assert (len(refused), len(generator.requests)) == (3, 1 + 2)
     assert all("requests" in message for message in refused)
+
+
+async def metadata_behind(call):
+    """Return the trailing metadata of a call, whichever way it ends."""
+    code, _ = await error_of(call.read() if hasattr(call, "read") else call)
+    return code, dict(await call.trailing_metadata())
+
+
+async def test_calls_carry_what_is_left_of_limits_and_when_to_come_again(stub, keys):
+    key = await keys.new("alice", requests_per_minute=2, tokens_per_minute=1000)
+    named = (*key, ("x-request-id", "mine"))
+    code, trailers = await metadata_behind(stub.ModelInfer(text(), metadata=named))
+    assert (code, trailers["x-ratelimit-limit-requests"], trailers["x-ratelimit-remaining-requests"]) == (OK, "2", "1")
+    assert (trailers["x-ratelimit-limit-tokens"], trailers["x-request-id"]) == ("1000", "mine")
+    stream = stub.ModelStreamInfer(iter([text()]), metadata=key)
+    assert [each async for each in stream]
+    assert dict(await stream.trailing_metadata())["x-ratelimit-remaining-requests"] == "0"
+    for call in (stub.ModelInfer(text(), metadata=key), stub.ModelStreamInfer(iter([text()]), metadata=key)):
+        code, trailers = await metadata_behind(call)
+        assert (code, trailers["x-ratelimit-remaining-requests"]) == (EXHAUSTED, "0")
+        assert 25 <= int(trailers["retry-after"]) <= 30
+        assert trailers["x-ratelimit-reset-requests"].endswith("s")
+    code, trailers = await metadata_behind(stub.ModelInfer(text()))
+    assert code is UNAUTHENTICATED
+    assert not [name for name in trailers if name.startswith("x-ratelimit")]
 
 
 async def test_a_stream_of_a_revoked_key_takes_no_more_requests(stub, keys, generator):
@@ -196,3 +245,38 @@ async def test_usage_of_calls_and_streams_is_counted(stub, keys, generator):
     [row] = (await keys.access.usage(day_of(), None)).rows
     assert (row.key.model, row.usage.requests, row.usage.output_tokens) == (TINY, 3, 9)
     assert {request.tenant for request in generator.requests} == {"alice"}
+
+
+async def test_a_key_is_used_by_any_call_that_carries_it(stub, keys):
+    alice, _ = await keys.new("alice"), await keys.new("bob")
+    await stub.ServerMetadata(pb.ServerMetadataRequest(), metadata=alice)
+    await keys.access.synchronize()
+    log = UsageLog(usage_log_path(keys.file.path))
+    assert log.last_used_s().keys() == {key.key_id for key in keys.file.read() if key.name == "alice"}
+    log.close()
+
+
+def tensor(model, **parameters):
+    contents = pb.InferTensorContents(int_contents=[7])
+    return pb.ModelInferRequest(
+        model_name=model,
+        parameters={name: pb.InferParameter(int64_param=value) for name, value in parameters.items()},
+        inputs=[pb.ModelInferRequest.InferInputTensor(name="IN", datatype="INT32", shape=[1], contents=contents)],
+    )
+
+
+async def test_tensor_models_take_a_keys_places_and_are_in_its_usage(stub, keys, slow):
+    key = await keys.new("alice", concurrent_requests=1, most_urgent=0, requests_per_minute=6)
+    first = stub.ModelInfer(tensor("slow"), metadata=key)
+    await slow.runs.wait()
+    for call in (stub.ModelInfer(tensor("identity"), metadata=key), stub.ModelInfer(text(), metadata=key)):
+        assert (await error_of(call))[0] is EXHAUSTED
+    slow.ends.set()
+    assert (await error_of(first))[0] is OK
+    assert (await error_of(stub.ModelInfer(tensor("identity"), metadata=key)))[0] is OK
+    assert (await error_of(stub.ModelInfer(tensor("identity", priority=-1), metadata=key)))[0] is DENIED
+    await keys.access.synchronize()
+    rows = (await keys.access.usage(day_of(), None)).rows
+    assert {row.key.model: tuple(row.usage)[:4] for row in rows} == {"slow": (1, 0, 0, 0), "identity": (1, 0, 0, 0)}
+    assert (await error_of(stub.ModelInfer(tensor("identity"), metadata=key)))[0] is OK
+    assert (await error_of(stub.ModelInfer(tensor("identity"), metadata=key)))[0] is EXHAUSTED

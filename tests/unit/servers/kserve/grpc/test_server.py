@@ -11,8 +11,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from rayinfer.errors import InvalidParameter, RayinferError
 from rayinfer.servers.caller import ANYONE, Caller, caller_of_headers
 from rayinfer.servers.kserve.grpc import inference_pb2 as pb
+from rayinfer.servers.kserve.grpc.call_access import CallAccess
 from rayinfer.servers.kserve.grpc.calls import client_address
-from rayinfer.servers.kserve.grpc.server import OPEN_METHODS, SERVICE, GrpcServer
+from rayinfer.servers.kserve.grpc.methods import OPEN_METHODS, SERVICE
+from rayinfer.servers.kserve.grpc.server import GrpcServer
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -97,20 +99,31 @@ async def test_reflection_lists_the_services(stub):
     assert SERVICE.full_name in {each.name for each in answer.list_services_response.service}
 
 
+async def test_methods_that_are_not_there_are_not_implemented(stub):
+    for kind in ("unary_unary", "stream_stream"):
+        call = getattr(stub.channel, kind)(f"/{SERVICE.full_name}/None")
+        call = call(b"") if kind == "unary_unary" else call(iter([b""])).read()
+        assert await status_of(call) == grpc.StatusCode.UNIMPLEMENTED
+
+
 class BadKey(InvalidParameter):
     """A caller without a key."""
 
 
+class OneKey(CallAccess):
+    """Access of the callers with one key."""
+
+    def authenticate(self, headers, client_address):
+        assert client_address == "127.0.0.1"
+        if headers.get("authorization") != "Bearer key":
+            raise BadKey("This key is not known.")
+        return Caller("tenant", "salt")
+
+
 class TestWithKeys:
     @pytest.fixture
-    def identify(self):
-        def identify(headers, address):
-            assert address == "127.0.0.1"
-            if headers.get("authorization") != "Bearer key":
-                raise BadKey("This key is not known.")
-            return Caller("tenant", "salt")
-
-        return identify
+    def access(self):
+        return OneKey()
 
     async def test_every_method_but_health_needs_a_caller(self, stub):
         for method in SERVICE.methods:
