@@ -45,6 +45,7 @@ from rayinfer.servers.openapi import (
     responses,
 )
 from rayinfer.servers.pooling.routes import POOLING_PATHS, add_pooling_routes
+from rayinfer.servers.prediction.image_classification import IMAGE_PATH, add_image_routes
 from rayinfer.servers.prediction.service import PredictionService
 from rayinfer.servers.request_boundary import RequestBoundary
 from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, RequestBounds
@@ -66,7 +67,7 @@ CORS_OPTIONS: dict[str, Any] = {
 
 logger = logging.getLogger(__name__)
 
-_SHED_PATHS = (*generation_paths(), *TGI_GENERATION_PATHS, API, *POOLING_PATHS, *TEI_PATHS)
+_SHED_PATHS = (*generation_paths(), *TGI_GENERATION_PATHS, API, *POOLING_PATHS, *TEI_PATHS, IMAGE_PATH)
 
 OtherMetrics = Callable[[], Awaitable[Sequence[MetricsSnapshot]]]
 
@@ -139,6 +140,7 @@ def _add_protocols(
     add_pooling_routes(app, predictions := PredictionService(service))
     add_tgi_routes(app, service)
     add_tei_routes(app, predictions)
+    add_image_routes(app, predictions)
     add_megatron_routes(app, service)
     add_kserve_routes(app, kserve, max_body_bytes)
     add_shared_routes(app, predictions, tokenizers)
