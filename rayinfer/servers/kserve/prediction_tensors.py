@@ -229,7 +229,8 @@ def _tensor_item(inputs: Mapping[str, Tensor], task: PredictionTask) -> Predicti
 
 
 def _saved(tensors: Mapping[str, "np.ndarray[Any, Any]"]) -> bytes:
-    return safetensors.numpy.save({name: np.ascontiguousarray(array) for name, array in tensors.items()})
+    content: bytes = safetensors.numpy.save({name: np.ascontiguousarray(array) for name, array in tensors.items()})
+    return content
 
 
 def _named_tensors(output: PredictionOutput) -> list[Tensor]:

@@ -75,6 +75,7 @@ def _prediction_inputs(description: PredictorDescription, instances: Sequence[An
             image = instance.get("image") if isinstance(instance, dict) else instance
             elements.append(decode_image_text(image.get("b64") if isinstance(image, dict) else image, param))
             continue
+        texts: list[Any]
         if isinstance(instance, dict):
             texts = [instance.get(name) for name in ("text", "text_pair") if name in instance]
         else:
