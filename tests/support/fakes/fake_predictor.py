@@ -87,8 +87,7 @@ class FakePredictor:
 
     async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
         self.submitted += requests
-        # The last one is answered first: who waits must not rely on the order.
-        deltas = [self._delta(request) for request in reversed(requests)]
+        deltas = [self._delta(request) for request in requests]
         self._messages.put_nowait(StepMessage(deltas=deltas, stats=EngineStats()))
 
     async def abort(self, request_ids: Sequence[str]) -> None:
@@ -96,9 +95,12 @@ class FakePredictor:
 
     async def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
         while True:
-            message = await self._messages.get()
+            messages = [await self._messages.get()]
             await self.may_answer.wait()
-            yield message
+            while not self._messages.empty():
+                messages.append(self._messages.get_nowait())
+            for message in reversed(messages):  # the last one is answered first: nobody may rely on the order
+                yield message
 
     async def control(self, action: ControlAction) -> list[str]:
         return ["running"]

@@ -107,6 +107,16 @@ async def test_settings_reach_the_engine(client, predictors):
     assert request.trace
 
 
+async def test_answers_are_in_the_order_of_the_inputs_not_of_the_outputs(client, predictors):
+    engine = predictors.engines["embedder"]
+    engine.may_answer.clear()
+    asked = asyncio.create_task(answer(client, "/v1/embeddings", input=TEXTS, use_activation=False))
+    await until(lambda: len(engine.submitted) == len(TEXTS))
+    engine.may_answer.set()
+    for each, text in zip((await asked)["data"], TEXTS, strict=True):
+        np.testing.assert_array_equal(each["embedding"], vector_of(predictors.tokenizer.encode(text), 8))
+
+
 async def test_the_first_failed_item_fails_its_request_alone(client, predictors):
     engine = predictors.engines["embedder"]
     bad = predictors.tokenizer.encode("bad")

@@ -1,11 +1,14 @@
 """Keys on the paths of predictors: places, lengths, priorities, models and usage."""
 
+import asyncio
+
 import pytest
 
 from rayinfer.access.access_control import AccessControl
 from rayinfer.access.api_key import Scope
 from rayinfer.access.key_file import KeyFile
 from rayinfer.servers.app import build_app
+from support.services.polling import until
 from tests.unit.servers.access.conftest import Guarded, LocalOwner
 
 TEXTS = ["one", "two", "three"]
@@ -18,11 +21,17 @@ def guarded(predictors, metrics, tmp_path) -> Guarded:
     return Guarded(build_app(predictors.models, metrics, access=access), access, keys)
 
 
-async def test_a_request_takes_one_place_however_many_inputs_it_has(guarded):
-    secret = await guarded.key("alice", concurrent_requests=1, max_tokens=5)
+async def test_a_request_takes_one_place_however_many_inputs_it_has(guarded, predictors):
+    engine = predictors.engines["embedder"]
+    secret = await guarded.key("alice", concurrent_requests=2, max_tokens=5)
     async with guarded.client(secret) as client:
-        for _ in range(2):
-            assert (await client.post("/v1/embeddings", json={"input": TEXTS})).status_code == 200
+        engine.may_answer.clear()
+        asked = [asyncio.create_task(client.post("/v1/embeddings", json={"input": TEXTS})) for _ in range(2)]
+        await until(lambda: len(engine.submitted) == 2 * len(TEXTS) or any(each.done() for each in asked))
+        third = await client.post("/v1/embeddings", json={"input": "a"})
+        engine.may_answer.set()
+        assert [(await each).status_code for each in asked] == [200, 200]
+        assert third.status_code == 429
 
 
 async def test_lengths_priorities_and_models_are_limited(guarded, predictors):
