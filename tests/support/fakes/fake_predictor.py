@@ -87,7 +87,7 @@ class FakePredictor:
 
     async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
         self.submitted += requests
-        deltas = [self._delta(request) for request in requests]
+        deltas = [self._delta(request) for request in reversed(requests)]
         self._messages.put_nowait(StepMessage(deltas=deltas, stats=EngineStats()))
 
     async def abort(self, request_ids: Sequence[str]) -> None:
