@@ -10,12 +10,16 @@ SINGLE_WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 REQUIRED_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 MARIAN_FILES = ("source.spm", "target.spm", "vocab.json")  # instead of a tokenizer.json
+IMAGE_SETTINGS = "preprocessor_config.json"
 
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth")
 
 
 def check_model_folder(folder: Path) -> None:
     """Raise ModelLoadError that names the first file missing from `folder`."""
+    if (folder / IMAGE_SETTINGS).is_file() and not (folder / "tokenizer_config.json").is_file():
+        weight_files(folder)  # of a model that reads images alone
+        return
     is_marian = all((folder / name).is_file() for name in MARIAN_FILES)
     for name in REQUIRED_FILES:
         may_lack = name == "tokenizer.json" and (is_marian or foreign_tokenizer_class(folder) is not None)
