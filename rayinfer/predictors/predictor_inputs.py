@@ -29,7 +29,7 @@ def make_item(
     if tokenizer is not None:
         return _text_item(tokenizer, task, value, place, runner.max_input_tokens, truncate=truncate)
     if runner.description.image_size:
-        return RunnerItem(task=task, pixels=_image(value, place))
+        return RunnerItem(task=task, pixels=_image(value, place), is_resized=False)
     if not isinstance(value, Mapping):
         raise InvalidParameter(f"{place} must be tensors by name, got {shown(value)}", "inputs")
     return RunnerItem(task=task, tensors={str(name): np.asarray(tensor) for name, tensor in value.items()})

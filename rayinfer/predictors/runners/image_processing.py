@@ -47,17 +47,29 @@ class ImageProcessing:
     @property
     def image_size(self) -> int:
         """Pixels of the model's input, of its longer side."""
-        return max(self.crop or self.size or (self.shortest_edge, self.shortest_edge))
+        return max(self.input_size)
+
+    @property
+    def input_size(self) -> tuple[int, int]:
+        """Height and width of the model's input."""
+        return self.crop or self.size or (self.shortest_edge, self.shortest_edge)
 
     def run(self, pixels: Pixels) -> npt.NDArray[np.float32]:
         """Pixels [height, width, 3] -> [3, new height, new width]."""
+        return self.normalize(self._resized(pixels))
+
+    def normalize(self, pixels: Pixels) -> npt.NDArray[np.float32]:
+        """Pixels of the model's size -> [3, height, width]."""
+        levels = (pixels.astype(np.float32) * np.float32(self.scale) - self.mean) / self.std
+        return np.ascontiguousarray(levels.transpose(2, 0, 1), dtype=np.float32)
+
+    def _resized(self, pixels: Pixels) -> Pixels:
         height, width = self.size or self._scaled(*pixels.shape[:2])
         pixels = resize(pixels, height, width, self.resampling)
         if self.crop is not None:
             top, left = (height - self.crop[0]) // 2, (width - self.crop[1]) // 2
             pixels = pixels[top : top + self.crop[0], left : left + self.crop[1]]
-        levels = (pixels.astype(np.float32) * np.float32(self.scale) - self.mean) / self.std
-        return np.ascontiguousarray(levels.transpose(2, 0, 1), dtype=np.float32)
+        return pixels
 
     def _scaled(self, height: int, width: int) -> tuple[int, int]:
         shorter, longer = min(height, width), max(height, width)

@@ -49,27 +49,28 @@ class ImageRunner:
     def run(self, batch: Sequence[RunnerItem]) -> list[RunnerResult]:
         """See Runner."""
         for index, item in enumerate(batch):
-            pixels = item.pixels
-            if item.task != "classify":
-                raise InvalidParameter(f"item {index}: task {item.task!r} is not one of this model's: classify", "task")
-            if (
-                pixels is None
-                or pixels.dtype.str != "|u1"
-                or pixels.ndim != 3
-                or pixels.shape[2] != 3
-                or not pixels.size
-            ):
-                found = "nothing" if pixels is None else f"{pixels.dtype} {pixels.shape}"
-                raise InvalidParameter(f"item {index}: an image must be uint8 [height, width, 3], got {found}", "input")
+            self._check(item, f"item {index}")
         return [self._classify(item) for item in batch]
 
     def close(self) -> None:
         """See Runner."""
         del self._model
 
+    def _check(self, item: RunnerItem, place: str) -> None:
+        pixels = item.pixels
+        if item.task != "classify":
+            raise InvalidParameter(f"{place}: task {item.task!r} is not one of this model's: classify", "task")
+        if pixels is None or pixels.dtype.str != "|u1" or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
+            found = "nothing" if pixels is None else f"{pixels.dtype} {list(pixels.shape)}"
+            raise InvalidParameter(f"{place}: an image must be uint8 [height, width, 3], got {found}", "input")
+        size = self._processing.input_size
+        if item.is_resized and pixels.shape[:2] != size:
+            raise InvalidParameter(f"{place}: a resized image must be {size}, got {pixels.shape[:2]}", "input")
+
     def _classify(self, item: RunnerItem) -> RunnerResult:
         assert item.pixels is not None
-        image = torch.from_numpy(self._processing.run(item.pixels)).to(self._device, self._dtype)
+        process = self._processing.normalize if item.is_resized else self._processing.run
+        image = torch.from_numpy(process(item.pixels)).to(self._device, self._dtype)
         logits = self._model(pixel_values=image[None]).logits[0]
         return logits.float().cpu().numpy()  # type: ignore[no-any-return]
 

@@ -5,6 +5,7 @@ column, as neither Pillow nor torchvision is needed here.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -72,12 +73,16 @@ def test_logits_are_those_of_transformers(family, build, tmp_path):
     model = save_classifier(tmp_path, family)
     runner = build(tmp_path)
     images = [picture(40, 50), picture(64, 33)]
-    results = runner.run([RunnerItem(task="classify", pixels=image) for image in images])
+    results = runner.run([RunnerItem(task="classify", pixels=image, is_resized=False) for image in images])
     processing = read_image_processing(tmp_path)
     for image, logits in zip(images, results, strict=True):
         with torch.inference_mode():
             expected = model(torch.from_numpy(processing.run(image))[None]).logits[0].numpy()
         assert logits == pytest.approx(expected, abs=1e-4)
+    resized = RunnerItem(task="classify", pixels=picture(32, 32))
+    assert runner.run([resized])[0].tobytes() == runner.run([replace(resized, is_resized=False)])[0].tobytes()
+    with pytest.raises(InvalidParameter, match="a resized image must be"):
+        runner.run([RunnerItem(task="classify", pixels=images[0])])
     assert runner.description.labels == ("cat", "dog", "owl")
     assert (runner.description.image_size, runner.max_input_tokens) == (32, 0)
 

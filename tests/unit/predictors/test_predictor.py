@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import pipeline
 
 from rayinfer import Predictor
@@ -135,10 +136,11 @@ def test_a_closed_predictor_computes_nothing(embedder):
 
 def test_numbers_that_are_not_finite_are_an_error(build, tmp_path):
     make_tiny_encoder(tmp_path, "Bert", "Model")
-    with Predictor(str(tmp_path)) as predictor:
-        predictor._runner._encoder.embed_norm.weight.fill_(float("nan"))
-        with pytest.raises(RequestFailed, match="not finite"):
-            predictor.embed("a")
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["embeddings.LayerNorm.weight"].fill_(float("nan"))
+    save_file(tensors, tmp_path / "model.safetensors")
+    with Predictor(str(tmp_path)) as predictor, pytest.raises(RequestFailed, match="not finite"):
+        predictor.embed("a")
 
 
 def test_a_model_that_generates_is_for_the_llm(build, tmp_path):
