@@ -161,6 +161,16 @@ class Tokenizer:
         return piece
 
     @property
+    def marks_pieces(self) -> bool:
+        """Whether the vocabulary marks pieces that continue a word, as ##ing, so that words are known by them."""
+        return bool(getattr(self._backend.model, "continuing_subword_prefix", None))
+
+    def join_pieces(self, pieces: Sequence[str]) -> str:
+        """Return the text of tokens as the vocabulary spells them."""
+        decoder = self._backend.decoder
+        return " ".join(pieces) if decoder is None else str(decoder.decode(list(pieces)))
+
+    @property
     def special_tokens(self) -> Mapping[str, str]:
         """The named special tokens ("bos_token", ...)."""
         return self._special_tokens
