@@ -1,5 +1,6 @@
 """Tensor operations with one public interface, `ops`, each with a plain-torch reference."""
 
+from rayinfer_kernels.cpu.build import KERNEL_PATHS, KernelBuildFailed
 from rayinfer_kernels.selection import (
     CpuKernelsStatus,
     configure,
@@ -9,10 +10,13 @@ from rayinfer_kernels.selection import (
     has_kernels,
     is_batch_invariant,
     pin_threads,
+    runnable_kernel_paths,
 )
 
 __all__ = [
+    "KERNEL_PATHS",
     "CpuKernelsStatus",
+    "KernelBuildFailed",
     "configure",
     "configure_gpu",
     "cpu_kernels_status",
@@ -20,4 +24,5 @@ __all__ = [
     "has_kernels",
     "is_batch_invariant",
     "pin_threads",
+    "runnable_kernel_paths",
 ]

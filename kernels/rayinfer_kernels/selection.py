@@ -3,6 +3,7 @@
 import ctypes
 import importlib
 import logging
+import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import torch
 
 from rayinfer_kernels import reference
-from rayinfer_kernels.cpu.build import CompilerSettings, KernelBuildFailed, build_cpu_library
+from rayinfer_kernels.cpu.build import KERNEL_PATHS, CompilerSettings, KernelBuildFailed, build_cpu_library
 from rayinfer_kernels.cpu.kernels import CpuKernels
 from rayinfer_kernels.implementation import Implementation
 
@@ -25,6 +26,7 @@ class CpuKernelsStatus:
 
     is_active: bool
     detail: str
+    path: str = "torch"  # the kernel path in use, a name of KERNEL_PATHS
 
 
 @dataclass(slots=True)
@@ -43,12 +45,14 @@ def configure(
     isa: str | None = None,
     compiler: str = "g++",
     on_progress: Callable[[int, int], None] = lambda num_done, num_sources: None,
+    *,
+    is_required: bool = False,
 ) -> None:
     """Compile the CPU kernels, or load them from `cache_dir`; None selects the torch reference.
 
-    `isa` is the compiler's name of an instruction set (its -march), by default this machine's own. Where the kernels
-    cannot be built, the reference runs instead; a warning and `cpu_kernels_status` give the reason. While they are
-    compiled `on_progress` is called with the number of sources done and of all.
+    `isa` is one of KERNEL_PATHS or the compiler's name of an instruction set (its -march), by default this machine's
+    own. Where the kernels cannot be built, KernelBuildFailed is raised if they are required; else the reference runs
+    instead, and a warning and `cpu_kernels_status` give the reason. While they are compiled `on_progress` is called with the number of sources done and of all.
     """
     for key in [key for key in _selection.table if key[0] == "cpu"]:
         del _selection.table[key]
@@ -56,9 +60,13 @@ def configure(
     if cache_dir is None:
         _selection.status = CpuKernelsStatus(False, "switched off")
         return
+    settings = CompilerSettings(compiler, isa or "native")
     try:
-        library = build_cpu_library(cache_dir, CompilerSettings(compiler, isa or "native"), on_progress)
+        library = build_cpu_library(cache_dir, settings, on_progress)
+        path = settings.path_name()
     except KernelBuildFailed as error:
+        if is_required:
+            raise
         status = CpuKernelsStatus(False, str(error))
         if status == _selection.status:  # logged already: each engine of a process configures the kernels
             return
@@ -68,7 +76,17 @@ def configure(
     for dtype in CpuKernels.DTYPES:
         _selection.table["cpu", dtype] = CpuKernels(library.handle, dtype)
     _selection.library = library.handle
-    _selection.status = CpuKernelsStatus(True, str(library.path))
+    _selection.status = CpuKernelsStatus(True, str(library.path), path)
+
+
+def runnable_kernel_paths(compiler: str = "g++") -> list[str]:
+    """Return the kernel paths that this processor can run, its own best one first; raises KernelBuildFailed."""
+    native = CompilerSettings(compiler, "native")
+    features, own = native.features(), native.path_name()
+    if platform.machine() == "aarch64":
+        return [own]
+    others = (path for path in reversed(KERNEL_PATHS) if path not in ("native", own))
+    return [own, *(path for path in others if CompilerSettings(compiler, path).features() <= features)]
 
 
 def configure_gpu() -> bool:

@@ -10,9 +10,11 @@ from rayinfer.config import DEFAULT_MODEL, cache_folder
 from rayinfer_deployments.cli.bench.shared_options import (
     RESULTS,
     JsonFile,
+    Kernels,
     Model,
     Output,
     Seed,
+    checked_kernel_path,
     progress_count,
     progress_log,
     show,
@@ -152,6 +154,7 @@ def peers(
     llama_bench: Annotated[
         Path | None, typer.Option(help="llama-bench, with llama-server beside it", rich_help_panel=PROGRAM_PANEL)
     ] = None,
+    kernels: Kernels = "auto",
     output: Output = RESULTS,
 ) -> None:
     """Compare with vLLM, OpenVINO and llama.cpp on the same cores; writes JSON, Markdown and SVG after each case."""
@@ -174,6 +177,7 @@ def peers(
         peers_folder=peers_folder or cache_folder() / "peers",
         cpus=usable_cpus(),
         cpu_flags=cpu_flags(),
+        kernels=checked_kernel_path(kernels),
         programs={peer: program for peer, program in programs.items() if program is not None},
     )
     with progress_log(keeps_lines=True) as log:
