@@ -90,8 +90,8 @@ class EngineConfig(BaseModel):
     )
     kernels: KernelPath = Field(
         "auto",
-        description="instruction set of the CPU kernels, for comparisons: native is the processor's own; auto is that of"
-        " the environment's RAYINFER_KERNELS, or native",
+        description="instruction set of the CPU kernels, for comparisons: native is the processor's own; auto is"
+        " RAYINFER_KERNELS of the environment, or native",
     )
     pin_threads: bool | None = Field(
         None,

@@ -9,6 +9,7 @@ from rayinfer_kernels.selection import (
     gpu_workspace_bytes,
     has_kernels,
     is_batch_invariant,
+    measure_peak_rate,
     pin_threads,
     runnable_kernel_paths,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "gpu_workspace_bytes",
     "has_kernels",
     "is_batch_invariant",
+    "measure_peak_rate",
     "pin_threads",
     "runnable_kernel_paths",
 ]

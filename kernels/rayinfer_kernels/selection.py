@@ -4,6 +4,7 @@ import ctypes
 import importlib
 import logging
 import platform
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,7 +53,8 @@ def configure(
 
     `isa` is one of KERNEL_PATHS or the compiler's name of an instruction set (its -march), by default this machine's
     own. Where the kernels cannot be built, KernelBuildFailed is raised if they are required; else the reference runs
-    instead, and a warning and `cpu_kernels_status` give the reason. While they are compiled `on_progress` is called with the number of sources done and of all.
+    instead, and a warning and `cpu_kernels_status` give the reason. While they are compiled `on_progress` is called
+    with the number of sources done and of all.
     """
     for key in [key for key in _selection.table if key[0] == "cpu"]:
         del _selection.table[key]
@@ -102,6 +104,25 @@ def configure_gpu() -> bool:
 def cpu_kernels_status() -> CpuKernelsStatus:
     """Return the result of this process's last `configure`."""
     return _selection.status
+
+
+def measure_peak_rate(dtype: torch.dtype, num_rounds: int = 200_000) -> float:
+    """Measure multiplications and additions a second that torch's threads compute in registers, for numbers of a type.
+
+    Types are float32, bfloat16 and int8, products as the kernels use them; raises RuntimeError without kernels.
+    """
+    if _selection.library is None:
+        raise RuntimeError(f"no CPU kernels are configured: {_selection.status.detail}")
+    function = _selection.library.rayinfer_multiply_in_registers
+    function.restype = ctypes.c_double
+    kind = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}[dtype]
+    rates = []
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    for _ in range(5):
+        started = clock()
+        num_operations = function(kind, ctypes.c_int64(num_rounds), torch.get_num_threads())
+        rates.append(num_operations / (clock() - started))
+    return max(rates)
 
 
 def pin_threads(cores: Sequence[int] | None) -> None:

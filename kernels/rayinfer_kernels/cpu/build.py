@@ -52,7 +52,7 @@ class KernelBuildFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CompilerSettings:
-    """Compiler, instruction set and extra flags of a build; `isa` is one of KERNEL_PATHS or a -march of the compiler."""
+    """Compiler, instruction set and extra flags of a build; `isa` is one of KERNEL_PATHS or the compiler's -march."""
 
     compiler: str
     isa: str

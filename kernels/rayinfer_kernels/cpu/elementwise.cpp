@@ -42,7 +42,7 @@ void rms_norm_row(const T* x, T* residual, const T* weight, T* out, int64_t widt
 
 template <class T>
 void layer_norm_row(const T* x, const T* weight, const T* bias, T* out, int64_t width, float eps) {
-    const Int lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const Int lanes = lane_numbers();
     Float sum = splat(0.0f), squares = splat(0.0f);
     for (int64_t i = 0; i < width; i += kWidth) sum += load(x + i, width - i);
     const float mean = sum_of(sum) / (float)width;

@@ -2,12 +2,12 @@
 
 import typer
 
-from rayinfer_deployments.cli.bench.engine_benchmarks import gpu, offline, parallel, peers, scheduler
+from rayinfer_deployments.cli.bench.engine_benchmarks import gpu, kernels, offline, parallel, peers, scheduler
 from rayinfer_deployments.cli.bench.service_benchmarks import hostile, router, serve
 from rayinfer_deployments.cli.bench.study_benchmarks import autoscaling, quality, routing
 from rayinfer_deployments.cli.failures import in_one_line
 
-BENCHMARKS = (offline, serve, scheduler, parallel, gpu, peers, quality, router, hostile, routing, autoscaling)
+BENCHMARKS = (offline, serve, scheduler, parallel, kernels, gpu, peers, quality, router, hostile, routing, autoscaling)
 
 
 def build_application() -> typer.Typer:

@@ -298,7 +298,7 @@ float TileWorker<E>::weigh_row(int64_t row, int64_t start, int64_t num_vectors, 
     const int64_t first = step_.first_visible(position) - start;
     const int64_t last = std::min(position - start, step_.chunk() - 1);  // whole vectors may end later
     if (first > 0 || last < num_vectors * kWidth - 1) {
-        const Int lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        const Int lanes = lane_numbers();
         for (int64_t v = 0; v < num_vectors; ++v) {
             const Int token = lanes + (int32_t)(v * kWidth);
             const Float score = load(scores + v * kWidth);

@@ -1,11 +1,13 @@
-// Sixteen floats at a time, in GCC's vector extensions: the compiler maps them to whatever the processor has.
+// A register's floats at a time, in GCC's vector extensions: the compiler maps them to whatever the processor has.
+//
+// Never more: of a vector wider than a register GCC compares, chooses and converts number by number.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 #include <limits>
 
-#if defined(__AVX512F__)
+#if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
@@ -19,20 +21,20 @@ struct Lanes {
     typedef uint16_t Half __attribute__((vector_size(Width * 2)));
 };
 
-constexpr int kWidth = 16;
-using Float = Lanes<kWidth>::Float;
-using Word = Lanes<kWidth>::Word;
-using Half = Lanes<kWidth>::Half;
-typedef int32_t Int __attribute__((vector_size(kWidth * 4)));
-
 // Floats of one register.
 #if defined(__AVX512F__)
 constexpr int kSimd = 16;
-#elif defined(__AVX__)
+#elif defined(__AVX2__)
 constexpr int kSimd = 8;
 #else
 constexpr int kSimd = 4;
 #endif
+
+constexpr int kWidth = kSimd;
+using Float = Lanes<kWidth>::Float;
+using Word = Lanes<kWidth>::Word;
+using Half = Lanes<kWidth>::Half;
+typedef int32_t Int __attribute__((vector_size(kWidth * 4)));
 
 // 6 x 4 of 32 registers hold sums, 6 x 2 of 16; without fused multiplication and addition products need one too.
 constexpr int64_t kTileRows = kSimd == 4 ? 4 : 6;
@@ -55,15 +57,19 @@ inline Vector load_raw(const Element* from) {
 
 inline Float splat(float x) { return Float{} + x; }
 
+// 0, 1, 2, ...
+inline Int lane_numbers() {
+    constexpr int32_t numbers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return load_raw<Int>(numbers);
+}
+
 inline Float widen(Half halves) { return (Float)(__builtin_convertvector(halves, Word) << 16); }
 
 // To the nearest, ties to even; NaN stays NaN.
 inline Half narrow(Float x) {
     Word bits = (Word)x;
     Word rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    // A choice of vectors wider than a register would be made number by number, so a mask does it: all ones for NaN.
-    Word is_nan = (Word)((Int)(0x7f800000u - (bits & 0x7fffffffu)) >> 31);
-    return __builtin_convertvector((rounded & ~is_nan) | (((bits >> 16) | 0x40u) & is_nan), Half);
+    return __builtin_convertvector(x == x ? rounded : (bits >> 16) | 0x40u, Half);
 }
 
 inline Float load(const float* from) { return load_raw<Float>(from); }
@@ -103,19 +109,25 @@ inline Float rounded_to<bfloat16>(Float x) {
     return widen(narrow(x));
 }
 
-// In a fixed order, so that equal lanes give equal sums.
+// The lower half of the lanes with the upper half, and so on: in a fixed order, so that equal lanes give equal results.
+template <int Width, class Combine>
+inline float fold_lanes(typename Lanes<Width>::Float x, Combine combine) {
+    if constexpr (Width == 2) {
+        return combine(x[0], x[1]);
+    } else {
+        using Part = typename Lanes<Width / 2>::Float;
+        Part halves[2];
+        std::memcpy(halves, &x, sizeof(x));
+        return fold_lanes<Width / 2>(combine(halves[0], halves[1]), combine);
+    }
+}
+
 inline float sum_of(Float x) {
-    float lanes[kWidth];
-    store(lanes, x);
-    for (int half = kWidth / 2; half; half /= 2)
-        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-    return lanes[0];
+    return fold_lanes<kWidth>(x, [](auto a, auto b) { return a + b; });
 }
 
 inline float max_of(Float x) {
-    float most = x[0];
-    for (int i = 1; i < kWidth; ++i) most = x[i] > most ? x[i] : most;
-    return most;
+    return fold_lanes<kWidth>(x, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 // e^x by 2^n times a polynomial in r, x = n ln 2 + r; 0 below the smallest normal float, infinite above the largest.

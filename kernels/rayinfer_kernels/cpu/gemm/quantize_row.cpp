@@ -33,12 +33,13 @@ typedef int8_t Numbers __attribute__((vector_size(kWidth)));
 inline Numbers nearest(Float x) {
 #if defined(__AVX512F__)
     return (Numbers)_mm512_cvtepi32_epi8(_mm512_cvtps_epi32((__m512)x));
+#elif defined(__AVX2__)
+    const __m256i whole = _mm256_cvtps_epi32((__m256)x);
+    const __m128i shorts = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+    return (Numbers)_mm_cvtsi128_si64(_mm_packs_epi16(shorts, shorts));
 #elif defined(__SSE2__)
-    __m128 parts[4];
-    std::memcpy(parts, &x, sizeof(x));
-    const __m128i first = _mm_packs_epi32(_mm_cvtps_epi32(parts[0]), _mm_cvtps_epi32(parts[1]));
-    const __m128i second = _mm_packs_epi32(_mm_cvtps_epi32(parts[2]), _mm_cvtps_epi32(parts[3]));
-    return (Numbers)_mm_packs_epi16(first, second);
+    const __m128i shorts = _mm_packs_epi32(_mm_cvtps_epi32((__m128)x), _mm_setzero_si128());
+    return (Numbers)_mm_cvtsi128_si32(_mm_packs_epi16(shorts, shorts));
 #else
     Numbers numbers;
     for (int lane = 0; lane < kWidth; ++lane) numbers[lane] = (int8_t)__builtin_nearbyintf(x[lane]);
@@ -51,7 +52,10 @@ inline Numbers moved_up(Numbers numbers) { return numbers ^ (int8_t)-128; }
 
 inline int32_t sum_of(Numbers numbers) {
 #if defined(__SSE2__)
-    const __m128i halves = _mm_sad_epu8((__m128i)moved_up(numbers), __m128i{});
+    const Numbers unsigned_ones = moved_up(numbers);
+    __m128i all = {};
+    std::memcpy(&all, &unsigned_ones, sizeof(unsigned_ones));
+    const __m128i halves = _mm_sad_epu8(all, __m128i{});
     return _mm_cvtsi128_si32(halves) + _mm_cvtsi128_si32(_mm_unpackhi_epi64(halves, halves)) - 128 * kWidth;
 #else
     int32_t sum = 0;
@@ -63,12 +67,18 @@ inline int32_t sum_of(Numbers numbers) {
 template <bool HasSign>
 void quantize(const float* row, int64_t width, int64_t padded, float inverse, void* to) {
     uint8_t* bytes = quantized_numbers(to);
+    int16_t* wide = wide_numbers(to, padded);
     float* sums = (float*)group_offsets(to, padded);
     int32_t sum = 0;
     for (int64_t i = 0; i < padded; i += kWidth) {
         const Numbers numbers = nearest(load(row + i, width - i) * inverse);
         const Numbers stored = HasSign ? numbers : moved_up(numbers);
         std::memcpy(bytes + i, &stored, sizeof(stored));
+        if constexpr (kHasWideNumbers && !HasSign) {
+            typedef int16_t Wide __attribute__((vector_size(kWidth * 2)));
+            const Wide widened = __builtin_convertvector(numbers, Wide);
+            std::memcpy(wide + i, &widened, sizeof(widened));
+        }
         if constexpr (HasSign) {
             sum += sum_of(numbers);
             if ((i + kWidth) % kGroupSize) continue;
