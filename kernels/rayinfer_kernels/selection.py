@@ -116,7 +116,7 @@ def measure_peak_rate(dtype: torch.dtype, num_rounds: int = 200_000) -> float:
     function = _selection.library.rayinfer_multiply_in_registers
     function.restype = ctypes.c_double
     kind = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}[dtype]
-    rates = []
+    rates: list[float] = []
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     for _ in range(5):
         started = clock()

@@ -28,7 +28,7 @@ EPS = 1e-5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
-    """What is measured; tests take less."""
+    """Sizes of the cases; tests take smaller ones."""
 
     rows: Sequence[int] = ROWS
     shapes: Sequence[tuple[int, int]] = SHAPES

@@ -8,9 +8,9 @@ from rayinfer.benchmark.report import format_figure, write_json, write_markdown
 from rayinfer.benchmark.svg import Drawing
 
 METHOD = (
-    "Best run of each operation, of one thread its processor time. A linear layer's weights come from memory: each call takes the next of several copies."
-    " The limit is the time of its operations at the measured peak rate or of its bytes at the measured bandwidth,"
-    " whichever is longer; above 100 % caches held what is read."
+    "Best run of each operation, of one thread its processor time. A linear layer's weights come from memory: each call"
+    " takes the next of several copies. The limit is the time of its operations at the measured peak rate, or of its"
+    " bytes at the measured bandwidth, whichever is longer; above 100 % caches held what is read."
 )
 WIDTH, HEIGHT, LEFT, TOP, MARGIN, POINT = 760, 330, 60, 60, 150, 5
 COLORS = {"float32": "grey", "bfloat16": "blue", "int8": "green", "int8-dynamic": "brown", "int4": "red"}

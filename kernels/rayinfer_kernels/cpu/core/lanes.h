@@ -63,13 +63,50 @@ inline Int lane_numbers() {
     return load_raw<Int>(numbers);
 }
 
-inline Float widen(Half halves) { return (Float)(__builtin_convertvector(halves, Word) << 16); }
+// The greater or lesser of each two; `b` where one of them is NaN.
+inline Float larger(Float a, Float b) {
+#if defined(__AVX512F__)
+    return (Float)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (Float)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+inline Float smaller(Float a, Float b) {
+#if defined(__AVX512F__)
+    return (Float)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (Float)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+    return a < b ? a : b;
+#endif
+}
 
-// To the nearest, ties to even; NaN stays NaN.
+inline Float absolute(Float x) { return (Float)((Word)x & 0x7fffffffu); }
+
+inline Float widen(Half halves) {
+#if defined(__AVX2__) && !defined(__AVX512F__)  // GCC converts halves of a register
+    return (Float)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)halves), 16);
+#else
+    return (Float)(__builtin_convertvector(halves, Word) << 16);
+#endif
+}
+
+// To the nearest bfloat16, ties to even, in the upper half of each word; the lower half may hold anything. NaN stays NaN.
+inline Word nearest_upper_half(Float x) {
+    const Word bits = (Word)x;
+    return (bits + 0x7fffu + (bits << 15 >> 31)) | (Word)(x != x);
+}
+
 inline Half narrow(Float x) {
-    Word bits = (Word)x;
-    Word rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    return __builtin_convertvector(x == x ? rounded : (bits >> 16) | 0x40u, Half);
+    const Word halves = nearest_upper_half(x) >> 16;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256i packed = _mm256_packus_epi32((__m256i)halves, (__m256i)halves);
+    return (Half)_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0b1000));
+#else
+    return __builtin_convertvector(halves, Half);
+#endif
 }
 
 inline Float load(const float* from) { return load_raw<Float>(from); }
@@ -106,7 +143,7 @@ inline Float rounded_to<float>(Float x) {
 }
 template <>
 inline Float rounded_to<bfloat16>(Float x) {
-    return widen(narrow(x));
+    return (Float)(nearest_upper_half(x) & 0xffff0000u);
 }
 
 // The lower half of the lanes with the upper half, and so on: in a fixed order, so that equal lanes give equal results.
@@ -130,13 +167,13 @@ inline float max_of(Float x) {
     return fold_lanes<kWidth>(x, [](auto a, auto b) { return a > b ? a : b; });
 }
 
-// e^x by 2^n times a polynomial in r, x = n ln 2 + r; 0 below the smallest normal float, infinite above the largest.
-inline Float exp(Float x) {
-    constexpr float low = -87.33654f, shift = 12582912.0f;  // 1.5 x 2^23 rounds to an integer
-    Float bounded = x < low ? splat(low) : x;
-    bounded = bounded > 89.0f ? splat(89.0f) : bounded;  // more than any float
-    Float shifted = bounded * 1.44269504f + shift;
-    Float n = shifted - shift;
+// e^x for x <= 87.3, of what is below -87.3 the same as of that: 2^n times a polynomial in r, x = n ln 2 + r.
+constexpr float kLargestExponent = 87.33654f;
+inline Float exp_of_bounded(Float x) {
+    constexpr float shift = 12582912.0f;  // 1.5 x 2^23 rounds to an integer
+    const Float bounded = larger(splat(-kLargestExponent), x);
+    const Float shifted = bounded * 1.44269504f + shift;
+    const Float n = shifted - shift;
     Float r = bounded - n * 0.693359375f;
     r = r + n * 2.12194440e-4f;
     Float p = splat(1.392625333e-03f);
@@ -145,18 +182,14 @@ inline Float exp(Float x) {
     p = p * r + 1.666663067e-01f;
     p = p * r + 0.5f;
     p = (p * r) * r + r + 1.0f;
-#if defined(__AVX512F__)
-    const Float result = (Float)_mm512_scalef_ps((__m512)p, (__m512)n);  // p x 2^n, infinite where that is
-    return x < low ? splat(0.0f) : result;
-#else
-    // Halved twice, because 2^128 is no float.
-    Word exponent = (Word)shifted - (Word)splat(shift);
-    Word lower = (Word)((Int)exponent >> 1);
-    Float result = p * (Float)((lower + 127u) << 23) * (Float)((exponent - lower + 127u) << 23);
-    result = x < low ? splat(0.0f) : result;
-    return x > 88.72283f ? splat(kInfinity) : result;
-#endif
+    return p * (Float)((Word)shifted + 127u << 23);  // of the sum's other bits none is left
 }
+
+// e^x for |x| <= 87.3, of what is beyond that the same as of the bound.
+inline Float bounded_exp(Float x) { return exp_of_bounded(smaller(splat(kLargestExponent), x)); }
+
+// e^x for x <= 0; 0 below the smallest normal float.
+inline Float exp_of_negative(Float x) { return x < -kLargestExponent ? splat(0.0f) : exp_of_bounded(x); }
 
 // 1 / x for 1 <= x < 2^126: an estimate and one of Newton's steps, where dividing takes many times as long.
 inline Float reciprocal(Float x) {
@@ -169,7 +202,7 @@ inline Float reciprocal(Float x) {
 }
 
 inline Float tanh(Float x) {
-    Float size = x < 0.0f ? -x : x;
+    Float size = absolute(x);
     Float square = x * x;
     Float p = splat(-6.077547406e-03f);
     p = p * square + 2.098361198e-02f;
@@ -177,7 +210,7 @@ inline Float tanh(Float x) {
     p = p * square + 1.333274471e-01f;
     p = p * square + -3.333332839e-01f;
     Float small = x + x * square * p;
-    Float large = 1.0f - 2.0f / (exp(size + size) + 1.0f);
+    Float large = 1.0f - 2.0f / (bounded_exp(size + size) + 1.0f);
     Float result = x < 0.0f ? -large : large;
     return size < 0.625f ? small : result;
 }
