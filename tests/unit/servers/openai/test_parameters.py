@@ -206,11 +206,7 @@ async def test_every_limit_is_a_setting(models, metrics, client, generator, limi
 
 
 def test_every_limit_has_a_test():
-    of_predictors = {name for name in RequestLimits.model_fields if name.startswith("max_image")}  # in tests of predictors
+    # Those of predictors are tested with their protocols.
+    of_predictors = {name for name in RequestLimits.model_fields if name.startswith("max_image")}
     of_predictors |= {"max_inputs", "max_response_numbers"}
-        "max_inputs",
-        "max_images",
-        "max_image_bytes",
-        "max_response_numbers",
-    }  # tests of predictors have them
     assert {name for limits, _, _ in LIMITED for name in limits} | of_predictors == set(RequestLimits.model_fields)
