@@ -98,10 +98,10 @@ class ModelDescription:
     def capacity(self) -> str:
         """Sizes that the engine was built with, in one line."""
         if self.predictor is not None:
-            return (
-                f"{', '.join(self.predictor.tasks)}, max_model_len {self.max_model_len:,}, steps of up to "
-                f"{self.max_num_batched_tokens:,} tokens and {self.max_num_seqs:,} items"
-            )
+            tasks, size = ", ".join(self.predictor.tasks), self.predictor.image_size
+            inputs = f"images of {size} x {size} pixels" if size else f"max_model_len {self.max_model_len:,}"
+            steps = f"steps of up to {self.max_num_batched_tokens:,} tokens and {self.max_num_seqs:,} items"
+            return f"{tasks}, {inputs}, {steps}"
         num_tokens = self.kv_blocks_total * self.block_size
         largest_graph = self.max_cudagraph_capture_size
         parts = [

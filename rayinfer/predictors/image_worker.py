@@ -18,15 +18,13 @@ MEMORY_BYTES = 2 * 2**30  # of addresses: 25 megapixels need a tenth of it
 NICENESS = 5  # below the engine, which computes
 DRAFT_PIXELS = 2_000_000  # JPEGs above this are decoded at a fraction of their size, at least twice what is needed
 
-Image.MAX_IMAGE_PIXELS = None  # the limits here are smaller, and errors rather than warnings
-
 
 class RefusedImage(Exception):
     """An image that cannot be decoded, or is beyond a limit."""
 
 
-def decode_image(content: bytes, shape: ImageShape, limits: ImageLimits = DEFAULT_IMAGE_LIMITS) -> Image.Image:
-    """Decode an image to RGB at the model's size; raises RefusedImage."""
+def decode_image(content: bytes, shape: ImageShape | None, limits: ImageLimits = DEFAULT_IMAGE_LIMITS) -> Image.Image:
+    """Decode an image to RGB at the model's size, or with None at its own; raises RefusedImage."""
     if len(content) > limits.max_bytes:
         raise RefusedImage(f"the image has {len(content):,} bytes, the limit is {limits.max_bytes:,}")
     try:
@@ -34,7 +32,8 @@ def decode_image(content: bytes, shape: ImageShape, limits: ImageLimits = DEFAUL
             warnings.simplefilter("ignore")
             image = Image.open(io.BytesIO(content), formats=FORMATS)
             _check_header(image, limits)
-            return _resized(_upright(image, shape), shape)
+            upright = _upright(image, shape)
+            return upright if shape is None else _resized(upright, shape)
     except RefusedImage:
         raise
     except Exception as error:  # Pillow's decoders raise errors of a dozen kinds for broken files
@@ -54,9 +53,9 @@ def _check_header(image: Image.Image, limits: ImageLimits) -> None:
         raise RefusedImage("the image has several frames, the limit is 1")
 
 
-def _upright(image: Image.Image, shape: ImageShape) -> Image.Image:
-    needed = 2 * max(shape.height, shape.width, shape.shortest_edge)
-    if image.width * image.height > DRAFT_PIXELS:
+def _upright(image: Image.Image, shape: ImageShape | None) -> Image.Image:
+    if shape is not None and image.width * image.height > DRAFT_PIXELS:
+        needed = 2 * max(shape.height, shape.width, shape.shortest_edge)
         image.draft("RGB", (needed, needed))  # of JPEGs only
     return ImageOps.exif_transpose(image).convert("RGB")
 
@@ -76,6 +75,7 @@ def _resized(image: Image.Image, shape: ImageShape) -> Image.Image:
 
 def decode_for_parent(shape: dict[str, Any], limits: dict[str, Any]) -> None:
     """Decode images from standard input until it ends; the program of the process."""
+    Image.MAX_IMAGE_PIXELS = None  # the limits here are smaller, and errors rather than warnings
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,12 +1,14 @@
 """Inputs of `Predictor`: texts, pairs, images and tensors, checked and tokenized."""
 
+import importlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rayinfer.errors import InvalidParameter, NotSupported, PromptTooLong, shown
+from rayinfer.errors import BadImage, InvalidParameter, NotSupported, PromptTooLong, shown
 from rayinfer.predictions import PredictionTask
 from rayinfer.predictors.runner import Runner, RunnerItem
 from rayinfer.tokenization.tokenizer import Tokenizer
@@ -57,13 +59,30 @@ def _text_item(
 
 
 def _image(value: Any, place: str) -> npt.NDArray[np.uint8]:
-    """Accept arrays, and images of Pillow in RGB, which numpy reads."""
-    if value is None or isinstance(value, str | bytes):
-        raise InvalidParameter(f"{place} must be an array uint8 [height, width, 3], got {shown(value)}", "inputs")
+    """Accept a file's path or bytes, arrays, and images of Pillow in RGB, which numpy reads."""
+    if isinstance(value, Path):
+        value = value.read_bytes()
+    if isinstance(value, bytes):
+        return _decoded(value, place)
+    if value is None or isinstance(value, str):
+        raise InvalidParameter(
+            f"{place} must be a pathlib.Path, the bytes of a JPEG, PNG or WebP file, or an array uint8 "
+            f"[height, width, 3], got {shown(value)}",
+            "inputs",
+        )
     pixels = np.asarray(value)
     if pixels.dtype != np.uint8:
         raise InvalidParameter(f"{place} must be an array of uint8, got {pixels.dtype}", "inputs")
     return pixels
+
+
+def _decoded(content: bytes, place: str) -> npt.NDArray[np.uint8]:
+    # By name: models that take no images need no decoder.
+    worker = importlib.import_module("rayinfer.predictors.image_worker")
+    try:
+        return np.asarray(worker.decode_image(content, None))
+    except worker.RefusedImage as error:
+        raise BadImage(f"{place}: {error}", "inputs") from None
 
 
 def cut_into_batches(items: Sequence[RunnerItem], max_tokens: int) -> list[list[int]]:

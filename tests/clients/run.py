@@ -53,7 +53,7 @@ class Client:
 
 
 SERVICES = {
-    "default": ("--max-model-len", 2048, "--with-examples"),
+    "default": ("all-minilm-l6-v2", "--with-examples"),
     "float32": ("--max-model-len", 2048, "--dtype", "float32", "--generation-config", "none"),
 }
 CLIENTS = (

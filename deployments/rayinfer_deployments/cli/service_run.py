@@ -1,9 +1,7 @@
 """Life of a service from the start of its Ray to Ctrl-C: start and announcement."""
 
 import contextlib
-import json
 import os
-import shlex
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -253,8 +251,6 @@ def _announce(service: Service, console: Console) -> None:
     from rayinfer_deployments.cluster.service_record import service_url
 
     url = service_url(service.host, service.port, has_tls=service.has_tls)
-    question = [{"role": "user", "content": "What is the capital of France?"}]
-    body = json.dumps({"model": next(iter(service.models)), "messages": question, "max_tokens": 32, "temperature": 0})
     console.print(
         f"ready: {', '.join(service.models)} at {url}/v1 (Ctrl-C ends it)",
         markup=False,
@@ -265,28 +261,30 @@ def _announce(service: Service, console: Console) -> None:
         over = " over TLS" if service.has_tls else ""
         line = f"gRPC{over} at {service.host}:{service.grpc_port}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    for line in _described(service):
+    # One line each, however narrow the terminal: a wrapped command cannot be pasted.
+    for line in _described(service, url):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    key = ' -H "Authorization: Bearer $RAYINFER_API_KEY"' if service.options.get("api_keys") else ""
-    command = (
-        f"curl {url}/v1/chat/completions -H {shlex.quote('Content-Type: application/json')}{key} -d {shlex.quote(body)}"
-    )
-    # One line, however narrow the terminal: a wrapped command cannot be pasted.
-    console.print(command, markup=False, highlight=False, soft_wrap=True)
 
 
-def _described(service: Service) -> list[str]:
-    """Query the engines' sizes and the defaults of requests; no lines if no router reports them soon."""
+def _described(service: Service, url: str) -> list[str]:
+    """Query the engines' sizes and defaults, unless no router reports soon, and end with an example of a request."""
     from rayinfer.errors import RayinferError
-    from rayinfer_deployments.cli.start_lines import capacity_lines, default_lines
+    from rayinfer_deployments.cli.start_lines import capacity_lines, default_lines, example_command
     from rayinfer_deployments.cluster.service_record import control_socket_path
     from rayinfer_deployments.operations.control_socket import ask
 
+    first, has_keys = next(iter(service.models)), bool(service.options.get("api_keys"))
+    lines: list[str] = []
+    tasks: list[str] = []
     latest = time.monotonic() + CAPACITIES_S
     with contextlib.suppress(RayinferError):
         while time.monotonic() < latest:  # Serve's handles learn of a new router a moment later
             status = ask(control_socket_path(service.port), "status", timeout_s=CAPACITIES_S)
-            if lines := capacity_lines(status):
-                return [*lines, *default_lines(status)]
+            if capacities := capacity_lines(status):
+                lines = [*capacities, *default_lines(status)]
+                models = [model for router in status["routers"] for model in router["models"]]
+                tasks = next((model["tasks"] for model in models if model["name"] == first), [])
+                break
             time.sleep(POLL_S)
-    return []
+    example = example_command(url, first, tasks, has_keys=has_keys, has_one_model=len(service.models) == 1)
+    return [*lines, example]

@@ -1,5 +1,7 @@
 """Terminal lines of a service that starts: progress of its engines, their sizes, and default sampling parameters."""
 
+import json
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +11,22 @@ from rayinfer_deployments.engine.start_reports import StartReport
 
 SHOWN_FROM_S = 0.1  # shorter steps are not printed
 LOADING = "loading the model and warming it up"
+
+# By task, the first that a model does: the path of an example, and its body.
+EXAMPLES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "generate": (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": "What is the capital of France?"}],
+            "max_tokens": 32,
+            "temperature": 0,
+        },
+    ),
+    "embed": ("/v1/embeddings", {"input": ["What is the capital of France?", "Paris is the capital of France."]}),
+    "score": ("/v1/score", {"text_1": "What is the capital of France?", "text_2": ["Paris.", "It rains."]}),
+    "classify": ("/v1/classify", {"input": ["What a good film!", "I left after ten minutes."]}),
+    "token_classify": ("/v1/pooling", {"task": "token_classify", "input": ["Ada Lovelace lived in London."]}),
+}
 
 
 class StartLines:
@@ -63,6 +81,17 @@ def default_lines(status: Mapping[str, Any]) -> list[str]:
         for defaults in model["default_sampling_params"]
     }
     return list(lines)
+
+
+def example_command(url: str, model: str, tasks: list[str], *, has_keys: bool, has_one_model: bool) -> str:
+    """Return a command that asks a model for something it can do; by default for an answer in a chat."""
+    key = ' -H "Authorization: Bearer $RAYINFER_API_KEY"' if has_keys else ""
+    if "classify_images" in tasks:
+        path = "/v1/images/classify" if has_one_model else f"/v1/images/classify?model={model}"
+        return f"curl {shlex.quote(url + path)} -H 'Content-Type: image/jpeg'{key} --data-binary @FILE.jpg"
+    path, body = next((EXAMPLES[task] for task in tasks if task in EXAMPLES), EXAMPLES["generate"])
+    content = shlex.quote(json.dumps({"model": model, **body}))
+    return f"curl {url}{path} -H 'Content-Type: application/json'{key} -d {content}"
 
 
 def _in_words(defaults: Mapping[str, Any]) -> str:

@@ -61,8 +61,18 @@ async def within(timeout_s: float, response: Any, source: str) -> Any:
 
 def _default_sampling_params(model: ServiceStatus) -> list[dict[str, Any]]:
     """List the different defaults of a model's engines: one, except while settings or weights change."""
-    described = [dict(each.default_sampling_params) for each in model.descriptions.values()]
+    described = [dict(each.default_sampling_params) for each in model.descriptions.values() if each.predictor is None]
     return [each for index, each in enumerate(described) if each not in described[:index]]
+
+
+def _tasks(model: ServiceStatus) -> list[str]:
+    """List what a model does, once an engine has described it."""
+    described = next(iter(model.descriptions.values()), None)
+    if described is None:
+        return []
+    if described.predictor is None:
+        return ["generate"]
+    return ["classify_images"] if described.predictor.image_size else list(described.predictor.tasks)
 
 
 def in_plain_types(report: RouterReport) -> dict[str, Any]:
@@ -76,6 +86,7 @@ def in_plain_types(report: RouterReport) -> dict[str, Any]:
                 "ready": model.ready,
                 "reason": model.reason,
                 "num_waiting": model.num_waiting,
+                "tasks": _tasks(model),
                 "default_sampling_params": _default_sampling_params(model),
                 "engines": [
                     {

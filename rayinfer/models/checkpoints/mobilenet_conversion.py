@@ -10,7 +10,7 @@ from transformers.models.mobilenet_v2.modeling_mobilenet_v2 import MobileNetV2Fo
 
 from rayinfer.errors import ModelLoadError
 
-NUM_LABELS = 1000  # of ImageNet
+LABELS = Path(__file__).with_name("imagenet_labels.txt")  # of ImageNet, as torchvision names them
 PROCESSOR = {
     "image_processor_type": "MobileNetV2ImageProcessor",
     "do_resize": True,
@@ -29,9 +29,11 @@ PROCESSOR = {
 def convert_mobilenet(weights: bytes, out: Path) -> None:
     """Write the folder; of the pickled weights only tensors are read. Raises ModelLoadError where they do not fit."""
     theirs = torch.load(io.BytesIO(weights), weights_only=True, map_location="cpu")
+    labels = dict(enumerate(LABELS.read_text(encoding="utf-8").splitlines()))
+    numbers = {label: number for number, label in labels.items()}  # some names are those of two classes
     settings = {"hidden_act": "relu6", "tf_padding": False, "layer_norm_eps": 1e-5, "classifier_dropout_prob": 0.2}
     with torch.device("meta"):
-        model = MobileNetV2ForImageClassification(MobileNetV2Config(num_labels=NUM_LABELS, **settings))
+        model = MobileNetV2ForImageClassification(MobileNetV2Config(id2label=labels, label2id=numbers, **settings))
     names = list(model.state_dict())
     if len(names) != len(theirs):
         raise ModelLoadError(f"weights of MobileNetV2 must be {len(names)} tensors, got {len(theirs)}")

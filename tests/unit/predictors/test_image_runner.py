@@ -4,6 +4,7 @@ image_processing.json has what the Pillow processors of transformers 5.23 give f
 column, as neither Pillow nor torchvision is needed here.
 """
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from PIL import Image
 
 from rayinfer import Predictor
-from rayinfer.errors import InvalidParameter, ModelLoadError, NotSupported
+from rayinfer.errors import BadImage, InvalidParameter, ModelLoadError, NotSupported
+from rayinfer.models.checkpoints.mobilenet_conversion import LABELS
 from rayinfer.predictors.runner import RunnerItem
 from rayinfer.predictors.runners.image_processing import read_image_processing
 from support.tiny_models.tiny_checkpoints import change_config
@@ -46,6 +49,12 @@ def picture(height, width):
     channels = np.arange(3)
     waves = rows[..., None] * (channels + 3) + columns[..., None] * (5 - channels)
     return ((waves + (rows * columns)[..., None] % (17 + channels)) % 256).astype(np.uint8)
+
+
+def png(pixels):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
 
 
 def save_classifier(folder, family):
@@ -95,7 +104,7 @@ def test_a_predictor_names_the_class_of_an_image(build, tmp_path):
         best = predictor.description.labels[probabilities[0].argmax()]
         assert predictor.predict_class(picture(40, 50)) == best
         assert predictor.classify([picture(40, 50)], top_k=1)[0][0].label == best
-        for wrong in (None, b"JPEG", np.zeros((4, 4)), np.zeros((4, 4), np.uint8), np.zeros((0, 4, 3), np.uint8)):
+        for wrong in (None, "JPEG", np.zeros((4, 4)), np.zeros((4, 4), np.uint8), np.zeros((0, 4, 3), np.uint8)):
             with pytest.raises(InvalidParameter):
                 predictor.predict(wrong)
         with pytest.raises(NotSupported, match="embed is not for this model, which does classify"):
@@ -125,3 +134,22 @@ def test_other_image_classifiers_are_named(build, tmp_path):
     change_config(tmp_path, architectures=["SwinForImageClassification"])
     with pytest.raises(ModelLoadError, match="'SwinForImageClassification' is not supported"):
         build(tmp_path)
+
+
+def test_a_file_its_bytes_and_its_pixels_are_one_image(tmp_path):
+    save_classifier(tmp_path, "ViT")
+    pixels = picture(40, 50)
+    file = tmp_path / "picture.png"
+    file.write_bytes(png(pixels))
+    with Predictor(str(tmp_path)) as predictor:
+        expected = predictor.classify([pixels])
+        assert predictor.classify([file]) == predictor.classify([file.read_bytes()]) == expected
+        with pytest.raises(BadImage, match="input 0: the image is no JPEG, PNG or WebP image"):
+            predictor.classify([b"GIF89a"])
+        with pytest.raises(InvalidParameter, match=r"must be a pathlib\.Path"):
+            predictor.classify([str(file)])
+
+
+def test_classes_of_the_embedded_classifier_have_names_of_their_own():
+    labels = LABELS.read_text().splitlines()
+    assert (len(set(labels)), labels[285]) == (1000, "Egyptian cat")

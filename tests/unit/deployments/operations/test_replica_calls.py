@@ -1,10 +1,14 @@
 import json
+import shlex
 from dataclasses import replace
 
+import pytest
+
 from rayinfer.outputs import EngineStats
+from rayinfer.predictions import PredictorDescription
 from rayinfer.protocols import ModelDescription, ServiceStatus
 from rayinfer.routing.limits import RouterLimits
-from rayinfer_deployments.cli.start_lines import capacity_lines, default_lines
+from rayinfer_deployments.cli.start_lines import capacity_lines, default_lines, example_command
 from rayinfer_deployments.operations.replica_calls import have_weights, in_plain_types
 from rayinfer_deployments.router.router import RouterReport
 
@@ -53,3 +57,32 @@ def test_default_sampling_parameters_are_listed_once_for_each_model():
     assert default_lines({"routers": [in_plain_types(report_of("r", a=ON_A_CPU))]}) == [
         "default sampling parameters of tiny: none"
     ]
+
+
+def test_a_predictor_has_its_tasks_and_no_sampling_parameters():
+    embedder = replace(ON_A_CPU, predictor=PredictorDescription(tasks=("embed", "token_embed")))
+    images = replace(ON_A_CPU, predictor=PredictorDescription(tasks=("classify",), image_size=224))
+    assert [in_plain_types(report_of("r", a=each))["models"][0]["tasks"] for each in (ON_A_CPU, embedder, images)] == [
+        ["generate"],
+        ["embed", "token_embed"],
+        ["classify_images"],
+    ]
+    assert default_lines({"routers": [in_plain_types(report_of("r", a=embedder))]}) == []
+    assert "images of 224 x 224 pixels" in images.capacity
+
+
+@pytest.mark.parametrize(
+    ("tasks", "path"),
+    [
+        ([], "/v1/chat/completions"),
+        (["generate"], "/v1/chat/completions"),
+        (["embed", "token_embed"], "/v1/embeddings"),
+        (["classify"], "/v1/classify"),
+        (["classify_images"], "/v1/images/classify?model=tiny"),
+    ],
+)
+def test_the_example_asks_a_model_for_what_it_does(tasks, path):
+    command = example_command("http://h:1", "tiny", tasks, has_keys=True, has_one_model=False)
+    words = shlex.split(command)
+    assert (words[0], words[1]) == ("curl", f"http://h:1{path}")
+    assert "Authorization: Bearer $RAYINFER_API_KEY" in words
