@@ -26,12 +26,13 @@ class PredictionCacheCounts:
     num_entries: int = 0
     num_evicted: int = 0
     breaker_state: BreakerState | None = None  # None without Redis
-    redis_errors: dict[str, int] = field(default_factory=dict)  # by kind: failed, invalid, dropped
+    redis_errors: dict[str, int] = field(default_factory=dict)  # by kind: failed, invalid, refused, dropped
 
     def of(self, model: str) -> ModelCacheCounts:
         """Return the counts of a model."""
         return self.models.setdefault(model, ModelCacheCounts())
 
-    def count_redis_error(self, kind: str) -> None:
+    def count_redis_error(self, kind: str, count: int = 1) -> None:
         """Count something that Redis or its values did wrong."""
-        self.redis_errors[kind] = self.redis_errors.get(kind, 0) + 1
+        if count:
+            self.redis_errors[kind] = self.redis_errors.get(kind, 0) + count

@@ -15,7 +15,7 @@ CacheKey = NewType("CacheKey", bytes)
 
 
 def cache_key(request: GenerationRequest, description: ModelDescription) -> CacheKey | None:
-    """Return the key of a request's prediction; None for one that cannot be told from others.
+    """Return the key of a request's prediction; None for one without an identity.
 
     Each part has its length before it, so that no two lists of parts give the same bytes.
     """

@@ -94,7 +94,7 @@ class CachedPredictor:
     def _begin(
         self, request: GenerationRequest, key: CacheKey, predictor: PredictorDescription
     ) -> AsyncIterator[RequestOutput]:
-        outputs = self._generator.generate(request)  # what refuses it is raised before anyone waits for it
+        outputs = self._generator.generate(request)  # a refusal is raised before another request waits for it
         return self._lead(request, outputs, self._flights.lead(key, request.priority), predictor)
 
     async def _lead(
@@ -104,7 +104,7 @@ class CachedPredictor:
         lead: Lead,
         predictor: PredictorDescription,
     ) -> AsyncIterator[RequestOutput]:
-        """Compute an item for all who wait, unless another router has done so."""
+        """Compute an item for all equal ones, unless another router has done so."""
         try:
             found = await self._find_remotely(request, lead.key, predictor)
             if found is not None:

@@ -9,14 +9,14 @@ from rayinfer.prediction_cache.memory_cache import CachedPrediction
 
 @dataclass(frozen=True, slots=True)
 class FlightResult:
-    """The end of a computation for those who wait for it: a prediction or an error that all of them would meet."""
+    """The end of a computation: a prediction, or an error that every equal request would meet."""
 
     prediction: CachedPrediction | None = None
     error: Exception | None = None
 
 
 class Flight:
-    """One computation; its leader ends it with a result, or leaves it to the next one who waits.
+    """One computation; its leader ends it with a result, or leaves it to the next request that waits.
 
     A leader that is never begun, as its client was gone, leaves when it is garbage-collected: only the leader's
     `Lead` may refer to itself.
@@ -61,7 +61,7 @@ class Flights:
 
 
 class Lead:
-    """The duty to compute for all who wait; given up when it is garbage-collected."""
+    """The place of the request that computes; free again when it is garbage-collected."""
 
     __slots__ = ("_flight", "_flights", "key")
 
@@ -71,12 +71,12 @@ class Lead:
         self._flight = flight
 
     def end(self, result: FlightResult) -> None:
-        """Give the result to all who wait."""
+        """Give the result to all requests that wait."""
         self._flights._remove(self.key, self._flight)
         self._flight.end(result)
 
     def leave(self) -> None:
-        """Leave the computation to the first who waits; does nothing after `end`."""
+        """Leave the computation to the first request that waits; does nothing after `end`."""
         self._flights._remove(self.key, self._flight)
         self._flight.end(None)
 

@@ -1,5 +1,4 @@
 import asyncio
-import contextlib
 
 import numpy as np
 import pytest
@@ -7,48 +6,12 @@ import safetensors.numpy as safetensors
 
 from rayinfer.errors import EngineDead, QueueFull
 from rayinfer.metrics.service_metrics import ServiceMetrics
-from rayinfer.prediction_cache.cached_predictor import CachedPredictor, PredictionCache
 from rayinfer.prediction_cache.memory_cache import ENTRY_BYTES, CachedPrediction, MemoryCache
 from rayinfer.prediction_outputs import output_numbers
 from rayinfer.predictions import PredictionOutput
-from support.fakes.fake_predictor import FakePredictor, item
+from support.fakes.cached_service import CachedService
+from support.fakes.fake_predictor import item
 from support.services.polling import until
-
-WITHIN_S = 20.0
-
-
-class Service:
-    """A fake predictor behind a cache."""
-
-    def __init__(self, max_bytes=2**20, remote=None):
-        self.metrics = ServiceMetrics()
-        self.counts = self.metrics.prediction_cache_counts()
-        self.predictor = FakePredictor()
-        cache = PredictionCache(memory=MemoryCache(max_bytes, self.counts), remote=remote)
-        self.cached = CachedPredictor("tiny", self.predictor, cache, self.metrics)
-
-    @property
-    def model_counts(self):
-        return self.counts.of("tiny")
-
-    async def ask(self, *arguments, **fields):
-        request = item(*arguments, **fields)
-        async with asyncio.timeout(WITHIN_S), contextlib.aclosing(self.cached.generate(request)) as outputs:
-            (output,) = [output async for output in outputs]
-        assert output.request_id == request.request_id
-        assert output.finished
-        return output
-
-    async def number(self, *arguments, **fields):
-        """Return which computation an item was answered by."""
-        return int(output_numbers((await self.ask(*arguments, **fields)).prediction)[0])
-
-    async def ask_together(self, count, **fields):
-        """Begin equal items whose first one is held by the predictor."""
-        self.predictor.is_open.clear()
-        tasks = [asyncio.create_task(self.ask(f"r{index}", **fields)) for index in range(count)]
-        await until(lambda: self.predictor.started)
-        return tasks
 
 
 def tensors_of(**tensors):
@@ -56,7 +19,7 @@ def tensors_of(**tensors):
 
 
 async def test_an_equal_item_is_computed_once_and_counts_as_cached():
-    service = Service()
+    service = CachedService()
     first, second = await service.ask("a"), await service.ask("b")
     assert service.predictor.started == ["a"]
     assert first.prediction == second.prediction
@@ -66,7 +29,7 @@ async def test_an_equal_item_is_computed_once_and_counts_as_cached():
 
 
 async def test_64_equal_items_at_once_are_computed_once():
-    service = Service()
+    service = CachedService()
     tasks = await service.ask_together(64)
     service.predictor.is_open.set()
     outputs = await asyncio.gather(*tasks)
@@ -76,7 +39,7 @@ async def test_64_equal_items_at_once_are_computed_once():
 
 
 async def test_a_cancelled_leader_hands_over_to_the_next_one():
-    service = Service()
+    service = CachedService()
     tasks = await service.ask_together(4)
     tasks[0].cancel()
     await until(lambda: len(service.predictor.started) == 2)
@@ -88,7 +51,7 @@ async def test_a_cancelled_leader_hands_over_to_the_next_one():
 
 
 async def test_a_cancelled_follower_ends_nothing_but_itself():
-    service = Service()
+    service = CachedService()
     tasks = await service.ask_together(3)
     await asyncio.sleep(0)
     tasks[1].cancel()
@@ -98,7 +61,7 @@ async def test_a_cancelled_follower_ends_nothing_but_itself():
 
 
 async def test_a_leader_that_never_begins_hands_over():
-    service = Service()
+    service = CachedService()
     unused = service.cached.generate(item("unused"))
     follower = asyncio.create_task(service.ask("b"))
     await asyncio.sleep(0)
@@ -108,7 +71,7 @@ async def test_a_leader_that_never_begins_hands_over():
 
 
 async def test_an_item_that_waits_for_another_ends_at_its_own_time_limit():
-    service = Service()
+    service = CachedService()
     (leader,) = await service.ask_together(1)
     output = await service.ask("b", timeout_s=0.01)
     assert output.outputs[0].finish_reason == "timeout"
@@ -117,7 +80,7 @@ async def test_an_item_that_waits_for_another_ends_at_its_own_time_limit():
 
 
 async def test_an_urgent_item_does_not_wait_for_a_less_urgent_one():
-    service = Service()
+    service = CachedService()
     (leader,) = await service.ask_together(1, priority=5)
     urgent = asyncio.create_task(service.ask("urgent", priority=-5))
     await until(lambda: len(service.predictor.started) == 2)
@@ -126,7 +89,7 @@ async def test_an_urgent_item_does_not_wait_for_a_less_urgent_one():
 
 
 async def test_an_items_error_is_shared_in_flight_and_not_kept():
-    service = Service()
+    service = CachedService()
     service.predictor.error = "broken"
     tasks = await service.ask_together(8)
     service.predictor.is_open.set()
@@ -137,8 +100,8 @@ async def test_an_items_error_is_shared_in_flight_and_not_kept():
     assert await service.number("again") == 2
 
 
-async def test_a_lost_engine_fails_those_who_wait_and_is_not_kept():
-    service = Service()
+async def test_a_lost_engine_fails_all_that_wait_and_is_not_kept():
+    service = CachedService()
     service.predictor.failure = EngineDead("gone")
     tasks = await service.ask_together(8)
     service.predictor.is_open.set()
@@ -149,7 +112,7 @@ async def test_a_lost_engine_fails_those_who_wait_and_is_not_kept():
 
 
 async def test_a_full_queue_refuses_at_once_what_is_not_known():
-    service = Service()
+    service = CachedService()
     known = await service.number("known")
     service.predictor.refusal = QueueFull("full")
     with pytest.raises(QueueFull):
@@ -185,21 +148,21 @@ async def test_a_full_queue_refuses_at_once_what_is_not_known():
     ids=["tokens", "pair", "task", "tenant", "salt", "boundary", "image", "shape", "dtype", "name"],
 )
 async def test_items_that_differ_are_computed_each(one, other):
-    service = Service()
+    service = CachedService()
     assert await service.number("a", **one) == 1
     assert await service.number("b", **other) == 2
     assert await service.number("c", **one) == 1
 
 
 async def test_tensors_in_another_order_are_equal():
-    service = Service()
+    service = CachedService()
     x, y = np.ones(2, np.float32), np.zeros(3, np.float32)
     assert await service.number("a", (), tensors=tensors_of(x=x, y=y)) == 1
     assert await service.number("b", (), tensors=tensors_of(y=y, x=x)) == 1
 
 
 async def test_other_weights_are_never_answered_from_the_cache():
-    service = Service()
+    service = CachedService()
     assert await service.number("a") == 1
     service.predictor.digest = "others"
     assert await service.number("b") == 2
@@ -210,7 +173,7 @@ async def test_other_weights_are_never_answered_from_the_cache():
 
 
 async def test_what_is_computed_while_weights_change_is_not_kept():
-    service = Service()
+    service = CachedService()
     (task,) = await service.ask_together(1)
     service.predictor.digest = "others"
     service.predictor.is_open.set()
@@ -220,7 +183,7 @@ async def test_what_is_computed_while_weights_change_is_not_kept():
 
 
 async def test_broken_tensors_reach_the_engine_each_time():
-    service = Service()
+    service = CachedService()
     assert await service.number("a", (), tensors=b"no safetensors") == 1
     assert await service.number("b", (), tensors=b"no safetensors") == 2
 
@@ -240,7 +203,7 @@ def test_the_least_recently_used_predictions_make_room():
 
 
 async def test_metrics_show_the_cache():
-    service = Service()
+    service = CachedService()
     await service.ask("a")
     await service.ask("b")
     text = service.metrics.render().decode()
