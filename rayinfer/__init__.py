@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from rayinfer.llm import LLM as LLM
     from rayinfer.outputs import CompletionOutput as CompletionOutput
     from rayinfer.outputs import RequestOutput as RequestOutput
+    from rayinfer.predictors.predictor import Predictor as Predictor
+    from rayinfer.predictors.registered import register_predictor as register_predictor
     from rayinfer.sampling_params import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
@@ -18,8 +20,10 @@ __all__ = [
     "CompletionOutput",
     "Config",
     "InferenceClient",
+    "Predictor",
     "RequestOutput",
     "SamplingParams",
+    "register_predictor",
 ]
 
 _LAZY_EXPORTS = {
@@ -28,8 +32,10 @@ _LAZY_EXPORTS = {
     "LLM": "rayinfer.llm",
     "CompletionOutput": "rayinfer.outputs",
     "Config": "rayinfer.config",
+    "Predictor": "rayinfer.predictors.predictor",
     "RequestOutput": "rayinfer.outputs",
     "SamplingParams": "rayinfer.sampling_params",
+    "register_predictor": "rayinfer.predictors.registered",
 }
 
 

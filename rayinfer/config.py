@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
@@ -12,6 +12,8 @@ from rayinfer.sampling_defaults import sampling_defaults
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_PACKED_CACHE_BYTES = 20 * 2**30
+
+KernelPath = Literal["auto", "native", "portable", "avx2", "avx2-vnni", "avx512", "avx512-vnni", "avx512-bf16"]
 
 # nano-vllm's names of settings with the same meaning.
 _OTHER_NAMES = {"kvcache_block_size": "block_size", "num_kvcache_blocks": "num_kv_blocks"}
@@ -85,6 +87,11 @@ class EngineConfig(BaseModel):
     )
     num_threads: int | None = Field(
         None, ge=1, le=1024, description="CPU threads; default: the node's cores over its engines"
+    )
+    kernels: KernelPath = Field(
+        "auto",
+        description="instruction set of the CPU kernels, for comparisons: native is the processor's own; auto is"
+        " RAYINFER_KERNELS of the environment, or native",
     )
     pin_threads: bool | None = Field(
         None,
@@ -246,6 +253,17 @@ def default_key_file() -> Path:
 def environment_api_keys() -> list[str]:
     """Return the API keys in RAYINFER_API_KEYS, which commas or white space separate."""
     return os.environ.get("RAYINFER_API_KEYS", "").replace(",", " ").split()
+
+
+def kernel_path(setting: str = "auto") -> str:
+    """Return the kernel path that a setting names, where auto is RAYINFER_KERNELS or native; raises ConfigError."""
+    if setting != "auto":
+        return setting
+    path = os.environ.get("RAYINFER_KERNELS") or "native"
+    names = get_args(KernelPath)
+    if path not in names:
+        raise ConfigError(f"RAYINFER_KERNELS must be one of {', '.join(names)}, got {path!r:.80}")
+    return "native" if path == "auto" else path
 
 
 def packed_cache_bytes() -> int:

@@ -10,6 +10,7 @@ from rayinfer.errors import (
     NotReady,
     NotSupported,
     PermissionDenied,
+    PredictionFailed,
     PromptTooLong,
     QueueFull,
     QuotaExceeded,
@@ -43,6 +44,7 @@ class ErrorKind:
 ERROR_KINDS: Mapping[type[BaseException], ErrorKind] = {
     RequestError: ErrorKind(400, "invalid_request_error"),
     PromptTooLong: ErrorKind(400, "invalid_request_error", "context_length_exceeded"),
+    PredictionFailed: ErrorKind(422, "invalid_request_error", "prediction_failed"),
     AuthenticationFailed: ErrorKind(401, "invalid_request_error", "invalid_api_key"),
     PermissionDenied: ErrorKind(403, "permission_error", "permission_denied"),
     UnknownModel: ErrorKind(404, "invalid_request_error", "model_not_found"),

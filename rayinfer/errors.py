@@ -143,6 +143,10 @@ class RequestFailed(RayinferError):
     """The engine could not finish this one request; others are unharmed."""
 
 
+class PredictionFailed(RequestError):
+    """An input that the model cannot compute; others are unharmed."""
+
+
 class RequestTimedOut(RayinferError):
     """The request's time ran out before its answer was complete."""
 

@@ -88,6 +88,7 @@ class ModelDescription:
     default_sampling_params: Mapping[str, Any] = field(default_factory=dict)  # by field of SamplingParams
     bad_token_sequences: tuple[tuple[int, ...], ...] = ()  # never generated, such as padding
     predictor: PredictorDescription | None = None  # of a model that does not generate
+    kernels: str = ""  # what computes: a CPU kernel path, triton or torch; empty: unknown
 
     def longest_prompt(self, *, generates: bool = True) -> int:
         """Return the maximum prompt length: `max_model_len`, less one where the answer follows in the same context."""
@@ -109,6 +110,7 @@ class ModelDescription:
             f"max_model_len {self.max_model_len:,}",
             f"{self.kv_blocks_total:,} KV blocks ({num_tokens:,} tokens)",
             f"CUDA graphs for up to {largest_graph} requests" if largest_graph else "no CUDA graphs",
+            *([f"{self.kernels} kernels"] if self.kernels else []),
         ]
         return ", ".join(parts)
 

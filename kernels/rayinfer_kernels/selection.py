@@ -3,6 +3,8 @@
 import ctypes
 import importlib
 import logging
+import platform
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import torch
 
 from rayinfer_kernels import reference
-from rayinfer_kernels.cpu.build import CompilerSettings, KernelBuildFailed, build_cpu_library
+from rayinfer_kernels.cpu.build import KERNEL_PATHS, CompilerSettings, KernelBuildFailed, build_cpu_library
 from rayinfer_kernels.cpu.kernels import CpuKernels
 from rayinfer_kernels.implementation import Implementation
 
@@ -25,6 +27,7 @@ class CpuKernelsStatus:
 
     is_active: bool
     detail: str
+    path: str = "torch"  # the kernel path in use, a name of KERNEL_PATHS
 
 
 @dataclass(slots=True)
@@ -43,12 +46,15 @@ def configure(
     isa: str | None = None,
     compiler: str = "g++",
     on_progress: Callable[[int, int], None] = lambda num_done, num_sources: None,
+    *,
+    is_required: bool = False,
 ) -> None:
     """Compile the CPU kernels, or load them from `cache_dir`; None selects the torch reference.
 
-    `isa` is the compiler's name of an instruction set (its -march), by default this machine's own. Where the kernels
-    cannot be built, the reference runs instead; a warning and `cpu_kernels_status` give the reason. While they are
-    compiled `on_progress` is called with the number of sources done and of all.
+    `isa` is one of KERNEL_PATHS or the compiler's name of an instruction set (its -march), by default this machine's
+    own. Where the kernels cannot be built, KernelBuildFailed is raised if they are required; else the reference runs
+    instead, and a warning and `cpu_kernels_status` give the reason. While they are compiled `on_progress` is called
+    with the number of sources done and of all.
     """
     for key in [key for key in _selection.table if key[0] == "cpu"]:
         del _selection.table[key]
@@ -56,9 +62,13 @@ def configure(
     if cache_dir is None:
         _selection.status = CpuKernelsStatus(False, "switched off")
         return
+    settings = CompilerSettings(compiler, isa or "native")
     try:
-        library = build_cpu_library(cache_dir, CompilerSettings(compiler, isa or "native"), on_progress)
+        library = build_cpu_library(cache_dir, settings, on_progress)
+        path = settings.path_name()
     except KernelBuildFailed as error:
+        if is_required:
+            raise
         status = CpuKernelsStatus(False, str(error))
         if status == _selection.status:  # logged already: each engine of a process configures the kernels
             return
@@ -68,7 +78,17 @@ def configure(
     for dtype in CpuKernels.DTYPES:
         _selection.table["cpu", dtype] = CpuKernels(library.handle, dtype)
     _selection.library = library.handle
-    _selection.status = CpuKernelsStatus(True, str(library.path))
+    _selection.status = CpuKernelsStatus(True, str(library.path), path)
+
+
+def runnable_kernel_paths(compiler: str = "g++") -> list[str]:
+    """Return the kernel paths that this processor can run, its own best one first; raises KernelBuildFailed."""
+    native = CompilerSettings(compiler, "native")
+    features, own = native.features(), native.path_name()
+    if platform.machine() == "aarch64":
+        return [own]
+    others = (path for path in reversed(KERNEL_PATHS) if path not in ("native", own))
+    return [own, *(path for path in others if CompilerSettings(compiler, path).features() <= features)]
 
 
 def configure_gpu() -> bool:
@@ -84,6 +104,25 @@ def configure_gpu() -> bool:
 def cpu_kernels_status() -> CpuKernelsStatus:
     """Return the result of this process's last `configure`."""
     return _selection.status
+
+
+def measure_peak_rate(dtype: torch.dtype, num_rounds: int = 200_000) -> float:
+    """Measure multiplications and additions a second that torch's threads compute in registers, for numbers of a type.
+
+    Types are float32, bfloat16 and int8, products as the kernels use them; raises RuntimeError without kernels.
+    """
+    if _selection.library is None:
+        raise RuntimeError(f"no CPU kernels are configured: {_selection.status.detail}")
+    function = _selection.library.rayinfer_multiply_in_registers
+    function.restype = ctypes.c_double
+    kind = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}[dtype]
+    rates: list[float] = []
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    for _ in range(5):
+        started = clock()
+        num_operations = function(kind, ctypes.c_int64(num_rounds), torch.get_num_threads())
+        rates.append(num_operations / (clock() - started))
+    return max(rates)
 
 
 def pin_threads(cores: Sequence[int] | None) -> None:

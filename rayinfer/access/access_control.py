@@ -68,12 +68,14 @@ class AccessControl:
         *,
         num_choices: int = 1,
         max_tokens: int = 0,
+        generates: bool = True,
     ) -> Iterator[GenerationUsage]:
         """Count a generation while it runs; raises RateLimited or QuotaExceeded at its begin.
 
-        `max_tokens` are those of each choice that are reserved; 0 where the length is not known.
+        `max_tokens` are those of each choice that are reserved; 0 where the length is not known. What generates
+        nothing takes one place, however many prompts it has.
         """
-        num_sequences = num_choices * len(prompts)
+        num_sequences = num_choices * len(prompts) if generates else 1
         size = RequestSize(num_sequences, sum(map(len, prompts)), num_sequences * max_tokens)
         with self._holding(caller, size) as holding:
             engines = self._clocks.get(model)

@@ -116,6 +116,7 @@ def _assemble(model: ModelConfig, worker: Worker, executor: Executor, name: str,
         scores_prompts=seq2seq is None,
         default_sampling_params=defaults,
         bad_token_sequences=() if seq2seq is None else seq2seq.bad_token_sequences,
+        kernels=_kernels(any_device(), torch_dtype(config.dtype, model)),
     )
     _logger.info("engine for %s: %s", description.name, description.capacity)
     parts: dict[str, Any] = {"description": description, "scheduler": scheduler, "executor": executor}
@@ -134,10 +135,17 @@ def _check_settings(config: EngineConfig, folder: Path) -> ModelConfig:
         if mode is not None:
             check_quality(mode, is_inaccuracy_allowed=config.allow_inaccurate_quantization, model=measured)
     if device.type == "cpu":
-        use_cpu_kernels()
+        use_cpu_kernels(config.kernels)
     if config.deterministic:
         _check_determinism(device, dtype)
     return model
+
+
+def _kernels(device: torch.device, dtype: torch.dtype) -> str:
+    """Return the name of what computes the model: a CPU kernel path, triton, or torch."""
+    if not rayinfer_kernels.has_kernels(device, dtype):
+        return "torch"
+    return rayinfer_kernels.cpu_kernels_status().path if device.type == "cpu" else "triton"
 
 
 def _check_determinism(device: torch.device, dtype: torch.dtype) -> None:

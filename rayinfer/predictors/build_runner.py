@@ -12,26 +12,35 @@ from rayinfer.errors import ConfigError, ModelLoadError
 from rayinfer.models.loader import torch_dtype
 from rayinfer.models.model_config import read_model_config
 from rayinfer.models.predictor_kind import predictor_kind
+from rayinfer.predictors.registered import find_registered_predictor
 from rayinfer.predictors.runner import Runner
 from rayinfer.predictors.runners.decoder_runner import build_decoder_runner
+from rayinfer.predictors.runners.image_runner import build_image_runner
+from rayinfer.predictors.runners.tensor_runner import TensorRunner
 from rayinfer.predictors.runners.text_runner import build_text_runner
 
 
-def build_runner(config: EngineConfig, folder: Path, device: torch.device | None = None) -> Runner:
-    """Load a folder's predictor, by default onto the best device; raises ModelLoadError and ConfigError.
+def build_runner(config: EngineConfig, folder: Path | None, device: torch.device | None = None) -> Runner:
+    """Load a folder's predictor, or the registered one that `config.model` names, by default onto the best device.
 
-    The number of threads is set, and the CPU kernels are loaded, for the whole process.
+    Raises ModelLoadError and ConfigError. The number of threads is set, and the CPU kernels are loaded, for the whole
+    process.
     """
     device = device or any_device()
     if config.num_ranks > 1:
         raise ConfigError(f"predictors run on one rank, not on {config.num_ranks}: start more engines instead")
     set_threads(config, device)
+    if (registered := find_registered_predictor(config.model)) is not None:
+        return TensorRunner(registered, device)
+    assert folder is not None, "only registered predictors have none"
     kind = predictor_kind(folder)
     if kind == "encoder":
         _check_determinism(config, device)
         return build_text_runner(config, folder, device)
     if kind == "decoder":
         return build_decoder_runner(config, folder, device)
+    if kind == "image":
+        return build_image_runner(config, folder, device)
     read_model_config(folder)  # which names what it does not know
     raise ModelLoadError(f"{folder} generates text and is no predictor: use LLM, or a folder with modules.json")
 

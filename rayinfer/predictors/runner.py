@@ -21,6 +21,7 @@ class RunnerItem:
     token_ids: Sequence[int] = ()
     num_first_tokens: int = 0  # of a pair of texts: tokens of the first one, with the special ones around it
     pixels: npt.NDArray[np.uint8] | None = None  # [height, width, 3], red, green and blue
+    is_resized: bool = True  # pixels have the model's size, as engines decode images; false: any size
     tensors: NamedTensors = field(default_factory=dict)
 
 

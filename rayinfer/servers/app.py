@@ -47,12 +47,16 @@ from rayinfer.servers.openapi import (
     remove_validation_errors,
     responses,
 )
+from rayinfer.servers.pooling.routes import POOLING_PATHS, add_pooling_routes
+from rayinfer.servers.prediction.image_classification import IMAGE_PATH, add_image_routes
+from rayinfer.servers.prediction.service import PredictionService
 from rayinfer.servers.request_boundary import RequestBoundary
 from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, RequestBounds
 from rayinfer.servers.request_limits import DEFAULT_REQUEST_LIMITS, RequestLimits
 from rayinfer.servers.served_model import ServedModel as ServedModel
 from rayinfer.servers.server_info import add_server_info_routes
 from rayinfer.servers.shared_paths import SharedEndpoints, add_info_routes, add_shared_routes
+from rayinfer.servers.tei.routes import TEI_PATHS, add_tei_routes
 from rayinfer.servers.tgi.endpoints import TgiEndpoints
 from rayinfer.servers.tgi.routes import TGI_GENERATION_PATHS, add_tgi_routes
 from rayinfer.servers.traces import add_trace_routes
@@ -66,6 +70,8 @@ CORS_OPTIONS: dict[str, Any] = {
 }
 
 logger = logging.getLogger(__name__)
+
+_SHED_PATHS = (*generation_paths(), *TGI_GENERATION_PATHS, API, *POOLING_PATHS, *TEI_PATHS, IMAGE_PATH)
 
 OtherMetrics = Callable[[], Awaitable[Sequence[MetricsSnapshot]]]
 
@@ -101,22 +107,24 @@ def build_app(
     """
     app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False, **NO_PAGES)
     trust_tenant_header(app, trusts_tenant_header)
-    bounds = RequestBounds(max_body_bytes=max_body_bytes)
-    paths = [*generation_paths(), *TGI_GENERATION_PATHS, API]
-    app.add_middleware(LoadShedding, models=models, metrics=metrics, paths=paths)
+    app.add_middleware(LoadShedding, models=models, metrics=metrics, paths=_SHED_PATHS)
     if access is not None or access_log is not None:
         app.add_middleware(AccessMiddleware, access=access, metrics=metrics, log=access_log)
     if cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=list(cors_origins), **CORS_OPTIONS)
-    app.add_middleware(RequestBoundary, metrics=metrics, bounds=bounds, echoes_request_id=echoes_request_id)
+    app.add_middleware(
+        RequestBoundary,
+        metrics=metrics,
+        bounds=RequestBounds(max_body_bytes=max_body_bytes),
+        echoes_request_id=echoes_request_id,
+    )
     _add_error_handlers(app, metrics)
     if kserve is None:
         service = GenerationService(models, request_timeout_s, traces, request_limits, access)
         kserve = InferenceService(service, ModelRepository(models))
-    service = kserve.generation
-    _add_protocol_routes(app, kserve, max_body_bytes, trusts_request_chat_template=trusts_request_chat_template)
+    _add_protocols(app, kserve, max_body_bytes, trusts_request_chat_template=trusts_request_chat_template)
     _add_service_routes(app, models, metrics, other_metrics)
-    add_server_info_routes(app, service)
+    add_server_info_routes(app, kserve.generation)
     add_trace_routes(app, traces)
     if access is not None:
         add_usage_routes(app, access, price_per_engine_hour)
@@ -126,21 +134,24 @@ def build_app(
     return app
 
 
-def _add_protocol_routes(
+def _add_protocols(
     app: FastAPI, kserve: InferenceService, max_body_bytes: int, *, trusts_request_chat_template: bool
 ) -> None:
-    """Add the protocols' paths, which are looked through in this order: those that are asked most come first."""
+    """Add the paths of all protocols, which are looked through in this order: those asked most come first."""
     service = kserve.generation
     openai = OpenAIEndpoints(service, trusts_request_chat_template=trusts_request_chat_template)
     tokenizers = TokenizeEndpoints(service, trusts_request_chat_template=trusts_request_chat_template)
-    tgi = TgiEndpoints(service)
-    add_info_routes(app, tgi)  # before OpenAI's /models/{id}, whose ids may contain slashes
+    tgi, predictions = TgiEndpoints(service), PredictionService(service)
+    add_info_routes(app, service, tgi)  # before OpenAI's /models/{id}, whose ids may contain slashes
     add_openai_routes(app, openai, tokenizers)
     add_openai_schemas(app, service, trusts_request_chat_template=trusts_request_chat_template)
+    add_pooling_routes(app, predictions)
     add_tgi_routes(app, tgi)
+    add_tei_routes(app, predictions)
+    add_image_routes(app, predictions)
     add_megatron_routes(app, service)
     add_kserve_routes(app, kserve, max_body_bytes)
-    add_shared_routes(app, service, SharedEndpoints(openai, tokenizers, tgi))
+    add_shared_routes(app, predictions, SharedEndpoints(openai, tokenizers, tgi))
 
 
 def _complete_document(app: FastAPI) -> None:

@@ -10,7 +10,7 @@ from rayinfer.access.caller import Caller as Caller
 from rayinfer.errors import InvalidParameter, UnknownModel
 from rayinfer.servers.access.request_record import RequestRecord
 from rayinfer.servers.request_boundary import RequestIdentity
-from rayinfer.servers.served_model import ServedModel, find_model
+from rayinfer.servers.served_model import ServedModel, Task, find_model
 
 TENANT_HEADER = "x-tenant-id"
 MAX_TENANT_CHARS = 128
@@ -83,16 +83,18 @@ def usable_models(request: Request, models: Mapping[str, ServedModel]) -> Mappin
     return {name: model for name, model in models.items() if caller.may_use(name)}
 
 
-def find_usable_model(request: Request, models: Mapping[str, ServedModel], name: str | None) -> ServedModel:
-    """Look up a model that the caller may use; without a name the only one of these is meant.
+def find_usable_model(
+    request: Request, models: Mapping[str, ServedModel], name: str | None, *tasks: Task
+) -> ServedModel:
+    """Look up a model that the caller may use and that does one of the tasks; see `find_model`.
 
-    Raises UnknownModel, InvalidParameter or NotReady, which name no other models.
+    Raises UnknownModel, InvalidParameter, TaskNotServed or NotReady, which name no other models.
     """
     usable, caller = usable_models(request, models), caller_of(request)
     try:
         if models and not usable:
             raise UnknownModel("The caller may use no model.", "model")
-        return find_model(usable, name)
+        return find_model(usable, name, *tasks)
     except UnknownModel as error:
         raise hide_other_models(error, caller) from None
 

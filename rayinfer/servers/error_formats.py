@@ -46,6 +46,12 @@ def tgi_error(error: PublicError) -> tuple[int, dict[str, Any]]:
     return status, {"error": message, "error_type": _TGI_TYPES.get(error.status, "validation")}
 
 
+def tei_error(error: PublicError) -> tuple[int, dict[str, Any]]:
+    """Write TEI's form: TGI's statuses, and types of its own."""
+    status, body = tgi_error(error)
+    return status, body | {"error_type": _TEI_TYPES.get(error.status, "Validation")}
+
+
 def megatron_error(error: PublicError) -> tuple[int, dict[str, Any]]:
     """Write the form that Megatron's client of its `/api` reads."""
     return error.status, {"message": error.message}
@@ -62,10 +68,19 @@ _TGI_TYPES: Mapping[int, str] = {
     504: "incomplete_generation",
 }
 
+_TEI_TYPES: Mapping[int, str] = {
+    429: "Overloaded",
+    500: "Backend",
+    503: "Unhealthy",
+    504: "Backend",
+}
+
 # By the beginning of a path.
 _FORMATS: tuple[tuple[str, ErrorFormat], ...] = (
+    ("/v2/rerank", openai_error),  # Cohere's
     ("/v2", kserve_error),
     *((path, tgi_error) for path in ("/generate", "/generate_stream", "/chat_tokenize", "/info")),
+    *((path, tei_error) for path in ("/embed", "/embed_all", "/predict", "/similarity", "/decode")),
     ("/api", megatron_error),
 )
 _MODEL_PATHS = "/models/"

@@ -13,10 +13,10 @@ from rayinfer.servers.error_formats import error_format_of
 from rayinfer.servers.error_responses import error_response, refusal_reason
 from rayinfer.servers.served_model import ServedModel
 
-# Paths of several protocols that name the model that is to generate.
+# Paths of several protocols that name the model that is to generate or predict.
 _MODEL_PATH = re.compile(
     r"/v2/models/(?P<kserve>.+?)(?:/versions/[^/]+)?/(?:infer|generate|generate_stream)"
-    r"|/models/(?P<other>.+)/(?:generate|generate_stream|invocations|api)"
+    r"|/models/(?P<other>.+)/(?:generate|generate_stream|invocations|api|embed|embed_all|predict|similarity|rerank)"
 )
 
 

@@ -5,20 +5,22 @@ from collections.abc import Mapping
 from fastapi import Request
 
 from rayinfer.errors import InvalidParameter
-from rayinfer.servers.caller import find_usable_model, usable_models
-from rayinfer.servers.served_model import ServedModel
+from rayinfer.servers.caller import find_usable_model
+from rayinfer.servers.served_model import MODEL_REQUIRED, ServedModel, Task
 
 PATH_MODEL = "/models/{model:path}"
 
 
-def find_path_model(request: Request, models: Mapping[str, ServedModel]) -> ServedModel:
-    """Look up the model of a request by its path; raises UnknownModel, InvalidParameter or NotReady."""
-    name: str | None = request.path_params.get("model")
-    usable = usable_models(request, models)
-    if name is None and len(usable) > 1:
+def find_path_model(request: Request, models: Mapping[str, ServedModel], *tasks: Task) -> ServedModel:
+    """Look up the model of a request by its path, which does one of the tasks; raises the errors of `find_model`."""
+    try:
+        return find_usable_model(request, models, request.path_params.get("model"), *tasks)
+    except InvalidParameter as error:
+        if error.code != MODEL_REQUIRED:
+            raise
+        names = error.message.rpartition(": ")[2]
         raise InvalidParameter(
-            f"This path names no model, and several are served: {', '.join(usable)}. Put /models/NAME before the path.",
+            f"This path names no model, and several are served: {names}. Put /models/NAME before the path.",
             "model",
-            "model_required",
-        )
-    return find_usable_model(request, models, name)
+            MODEL_REQUIRED,
+        ) from None

@@ -45,6 +45,13 @@ class RequestLimits(BaseModel):
     max_repeated_token_ids: int = Field(
         default=2**18, ge=1, le=2**24, description="token ids of prompts in a response (return_token_ids, /tokenize)"
     )
+    # Of predictions.
+    max_inputs: int = Field(default=2048, ge=1, le=2**16, description="inputs of a prediction: texts, pairs, documents")
+    max_response_numbers: int = Field(default=2**23, ge=1, le=2**27, description="numbers in a response of predictions")
+    max_images: int = Field(default=8, ge=1, le=1024, description="images of a request")
+    max_image_bytes: int = Field(default=10 * 2**20, ge=1, le=2**26, description="bytes of an encoded image")
+    max_image_pixels: int = Field(default=25_000_000, ge=1, le=2**28, description="pixels of an image")
+    max_image_side: int = Field(default=8192, ge=1, le=2**16, description="pixels of an image's longer side")
 
     def check_params(self, params: SamplingParams) -> None:
         """Raise InvalidParameter for settings beyond the limits."""
@@ -67,6 +74,11 @@ class RequestLimits(BaseModel):
             raise InvalidParameter(
                 f"{field} must be an integer from {least} to {self.max_logprobs}, got {shown(count)}", field
             )
+
+    def check_num_inputs(self, num_inputs: int, field: str) -> None:
+        """Raise InvalidParameter for no input of a prediction, and for too many."""
+        if not 1 <= num_inputs <= self.max_inputs:
+            raise InvalidParameter(f"{field} must hold 1 to {self.max_inputs} items, got {num_inputs}", field)
 
     def check_num_choices(self, num_prompts: int, n: int) -> None:
         """Raise InvalidParameter for too many prompts, and for too many choices of all of them."""

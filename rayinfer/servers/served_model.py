@@ -1,15 +1,52 @@
-"""A served model, and lookup by model name."""
+"""A served model, and lookup by model name and task."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from rayinfer.errors import InvalidParameter, NotReady, UnknownModel
+from rayinfer.errors import InvalidParameter, NotReady, RequestError, TaskNotServed, UnknownModel
+from rayinfer.predictions import PredictionTask
 from rayinfer.protocols import EngineControl, TextGenerator
 from rayinfer.tokenization.chat_template import ChatTemplate
 from rayinfer.tokenization.tokenizer import Tokenizer
 
 # Sent by `text-generation` and `huggingface_hub` where a protocol has them name a model.
 PLACEHOLDERS = frozenset({"tgi", "dummy"})
+MODEL_REQUIRED = "model_required"  # code of the error for a request that means no particular one of several
+
+Task = PredictionTask | Literal["generate", "classify_images"]  # classify: texts
+
+ALL_TASKS: tuple[Task, ...] = (
+    "generate",
+    "embed",
+    "score",
+    "classify",
+    "token_classify",
+    "classify_images",
+    "token_embed",
+    "infer",
+)
+
+_PATHS: Mapping[Task, tuple[str, ...]] = {
+    "generate": ("/v1/chat/completions", "/v1/completions", "/generate"),
+    "embed": ("/v1/embeddings", "/embed", "/similarity", "/score", "/rerank", "/pooling"),
+    "token_embed": ("/embed_all", "/pooling"),
+    "classify": ("/classify", "/predict"),
+    "classify_images": ("/v1/images/classify",),
+    "token_classify": ("/pooling",),
+    "score": ("/score", "/rerank"),
+    "infer": ("/v2/models/NAME/infer",),
+}
+_NAMES: Mapping[Task, str] = {
+    "generate": "generation of text",
+    "embed": "embeddings",
+    "token_embed": "embeddings of tokens",
+    "classify": "classification of texts",
+    "classify_images": "classification of images",
+    "token_classify": "classification of tokens",
+    "score": "scores of pairs",
+    "infer": "inference on tensors",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,17 +60,61 @@ class ServedModel:
     created: int  # seconds since 1970
     engines: EngineControl | None = None  # where they can be controlled
 
+    @property
+    def tasks(self) -> tuple[Task, ...] | None:
+        """Tasks of the model; None while no engine has reported."""
+        try:
+            predictor = self.generator.describe().predictor
+        except NotReady:
+            return None
+        if predictor is None:
+            return ("generate",)
+        if not predictor.image_size:
+            return predictor.tasks
+        return tuple("classify_images" if task == "classify" else task for task in predictor.tasks)
 
-def find_model(models: Mapping[str, ServedModel], name: str | None) -> ServedModel:
-    """Look a model up; without a name the only one is meant. Raises UnknownModel, InvalidParameter or NotReady."""
+
+def find_model(models: Mapping[str, ServedModel], name: str | None, *tasks: Task) -> ServedModel:
+    """Look up a model that does one of the tasks; without a name the only one that does the first of them is meant.
+
+    Any model will do where no task is given. Raises UnknownModel, InvalidParameter, TaskNotServed or NotReady.
+    """
     if not models:
         raise NotReady("No model is loaded yet.")
     if name is None or (name in PLACEHOLDERS and name not in models):
-        if len(models) > 1:
-            raise InvalidParameter(
-                f"model is required: this service serves more than one: {', '.join(models)}", "model"
-            )
-        return next(iter(models.values()))
+        return _only_model(list(models.values()), tasks)
     if name not in models:
         raise UnknownModel(f"The model {name!r} does not exist. Served here: {', '.join(models)}.", "model")
-    return models[name]
+    model = models[name]
+    known = model.tasks if tasks else None
+    if known is not None and not set(tasks) & set(known):
+        raise _task_not_served(f"The model {name!r}", tasks, known)
+    return model
+
+
+def _only_model(models: Sequence[ServedModel], tasks: Sequence[Task]) -> ServedModel:
+    known = [model.tasks for model in models] if tasks else [None] * len(models)
+    able = [model for model, done in zip(models, known, strict=True) if done is None]
+    for task in tasks:
+        if doing := [model for model, done in zip(models, known, strict=True) if done is not None and task in done]:
+            able += doing
+            break
+    if not able:
+        served = [task for done in known for task in done or ()]
+        raise _task_not_served("No model here", tasks, served)
+    if len(able) > 1:
+        names = ", ".join(model.name for model in able)
+        raise InvalidParameter(
+            f"model is required: this service serves more than one: {names}", "model", MODEL_REQUIRED
+        )
+    return able[0]
+
+
+def _task_not_served(subject: str, tasks: Sequence[Task], served: Sequence[Task]) -> RequestError:
+    """Make the error for a task that models do not do, which says where they answer."""
+    verb = "does no" if subject != "No model here" else "does"
+    paths = ", ".join(dict.fromkeys(path for task in dict.fromkeys(served) for path in _PATHS[task]))
+    message = f"{subject} {verb} {_NAMES[tasks[0]]}. Paths that are served: {paths}."
+    if "generate" in tasks:
+        return InvalidParameter(message, "model", "task_not_served")
+    return TaskNotServed(message, "model")

@@ -1,7 +1,7 @@
 """Paths that several protocols have: fields of the body, or the Accept header, decide which protocol answers."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -10,9 +10,10 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from pydantic import BaseModel
 
-from rayinfer.errors import InvalidParameter
+from rayinfer.errors import InvalidParameter, NotSupported
 from rayinfer.servers.caller import recognized_caller, usable_models
 from rayinfer.servers.documented_routes import Endpoint, add_route
+from rayinfer.servers.error_formats import choose_error_format, tgi_error
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.openai.endpoints import OpenAIEndpoints
@@ -24,7 +25,15 @@ from rayinfer.servers.openai.schemas import (
 )
 from rayinfer.servers.openai.tokenize import TokenizeEndpoints
 from rayinfer.servers.openapi import TGI_ERRORS
-from rayinfer.servers.path_models import PATH_MODEL
+from rayinfer.servers.path_models import PATH_MODEL, find_path_model
+from rayinfer.servers.pooling.schemas import RerankBody
+from rayinfer.servers.pooling.scores import ScoreEndpoints
+from rayinfer.servers.prediction.service import PredictionService
+from rayinfer.servers.served_model import ALL_TASKS, ServedModel, Task
+from rayinfer.servers.tei.endpoints import TeiEndpoints
+from rayinfer.servers.tei.entities import EntityEndpoint
+from rayinfer.servers.tei.information import TeiInformation
+from rayinfer.servers.tei.schemas import EmbedBody, PredictBody, SimilarityBody, TeiRerankBody, TeiTokenizeBody
 from rayinfer.servers.tgi.endpoints import TgiEndpoints
 from rayinfer.servers.tgi.schemas import GenerateBody, InputsBody
 
@@ -67,37 +76,100 @@ class SharedEndpoints:
     tgi: TgiEndpoints
 
 
-def add_info_routes(app: FastAPI, tgi: TgiEndpoints) -> None:
-    """Add `GET /info`."""
+def add_info_routes(app: FastAPI, service: GenerationService, tgi: TgiEndpoints) -> None:
+    """Add `GET /info`: TGI's of language models, TEI's of all others."""
+    tei = TeiInformation(service)
+
+    async def info(request: Request) -> Response:
+        """GET /info."""
+        choose_error_format(request.scope, tgi_error)
+        model = find_path_model(request, service.models, *ALL_TASKS)
+        return await (tgi.info(request, model) if _generates(model) else tei.info(request, model))
+
     add_route(
         app,
         "GET",
         "/info",
-        tgi.info,
+        info,
         errors=TGI_ERRORS,
         error_schema="TgiError",
         aliases=("/info/", PATH_MODEL + "/info"),
     )
 
 
-def add_shared_routes(app: FastAPI, service: GenerationService, endpoints: SharedEndpoints) -> None:
+def add_shared_routes(app: FastAPI, predictions: PredictionService, endpoints: SharedEndpoints) -> None:
     """Add the other paths, behind all that begin with /models."""
-    openai, tgi = endpoints.openai, endpoints.tgi
+    service, openai, tgi = predictions.generation, endpoints.openai, endpoints.tgi
+    scores, tei = ScoreEndpoints(predictions), TeiEndpoints(predictions)
+    root = _root_endpoint(service, tgi, tei)
     invocations = [
-        BodyEndpoint(("inputs",), tgi.generate_at_root, (GenerateBody,)),
+        BodyEndpoint(("inputs",), root, (GenerateBody, EmbedBody, PredictBody, SimilarityBody)),
         BodyEndpoint(("messages",), openai.create_chat_completion, (ChatCompletionBody,)),
         BodyEndpoint(("prompt",), openai.create_completion, (CompletionBody,)),
     ]
     tokenize = [
-        BodyEndpoint(("inputs",), tgi.tokenize, (InputsBody,)),
+        BodyEndpoint(("inputs",), _tokenize_endpoint(service, tgi), (InputsBody, TeiTokenizeBody)),
         BodyEndpoint(("messages", "prompt"), endpoints.tokenizers.tokenize, (TokenizePromptBody, TokenizeChatBody)),
     ]
+    reranks = [
+        BodyEndpoint(("texts",), tei.rerank, (TeiRerankBody,)),
+        BodyEndpoint(("documents",), scores.rerank, (RerankBody,)),
+    ]
+    _add_post(app, service, "/rerank", reranks)
     _add_post(app, service, "/tokenize", tokenize, aliases=("/v1/tokenize", "/v1/tokenize/"))
     _add_post(app, service, "/invocations", invocations)
-    _add_root(app, service, tgi)
+    _add_root(app, service, root)
 
 
-def _add_root(app: FastAPI, service: GenerationService, tgi: TgiEndpoints) -> None:
+def _generates(model: ServedModel) -> bool:
+    """Return whether a model generates text, which one that is not described yet is taken to do."""
+    return model.tasks is None or "generate" in model.tasks
+
+
+def _tokenize_endpoint(service: GenerationService, tgi: TgiEndpoints) -> Endpoint:
+    """Return the endpoint of /tokenize with `inputs`: TGI's for language models, TEI's for all others."""
+    tei = TeiInformation(service)
+
+    async def tokenize(request: Request) -> Response:
+        """POST /tokenize with `inputs`."""
+        choose_error_format(request.scope, tgi_error)
+        model = find_path_model(request, service.models, *ALL_TASKS)
+        return await (tgi.tokenize(request) if _generates(model) else tei.tokenize(request))
+
+    return tokenize
+
+
+def _root_endpoint(service: GenerationService, tgi: TgiEndpoints, tei: TeiEndpoints) -> Endpoint:
+    """Return the endpoint of the root, where clients of the Hub post `inputs` to a model of any task."""
+    endpoints: Mapping[Task, Endpoint] = {
+        "generate": tgi.generate_at_root,
+        "embed": tei.embed,
+        "score": tei.rerank,
+        "classify": tei.classify_at_root,
+        "token_classify": EntityEndpoint(tei).find,
+        "token_embed": tei.embed_all,
+    }
+
+    async def answer(request: Request) -> Response:
+        """POST /, by the task of the model."""
+        choose_error_format(request.scope, tgi_error)
+
+        def choose(raw: dict[str, Any]) -> Endpoint:
+            if isinstance(raw.get("inputs"), dict):
+                return tei.similarity
+            model = find_path_model(request, service.models, *ALL_TASKS)
+            done = ("generate",) if model.tasks is None else model.tasks
+            task = next((task for task in ALL_TASKS if task in done and task in endpoints), None)
+            if task is None:
+                raise NotSupported(f"The model {model.name!r} has no answer here; use /v2/models/NAME/infer.", "model")
+            return endpoints[task]
+
+        return await (await service.prepare(request, choose))(request)
+
+    return answer
+
+
+def _add_root(app: FastAPI, service: GenerationService, answer: Endpoint) -> None:
     async def root(request: Request) -> Response:
         """GET /: a page for browsers, and TGI's health for all others."""
         usable = usable_models(request, service.models)
@@ -115,11 +187,11 @@ def _add_root(app: FastAPI, service: GenerationService, tgi: TgiEndpoints) -> No
         app,
         "POST",
         "/",
-        tgi.generate_at_root,
+        answer,
         errors=TGI_ERRORS,
         error_schema="TgiError",
         aliases=[PATH_MODEL],
-        bodies=[GenerateBody],
+        bodies=[GenerateBody, EmbedBody, PredictBody, SimilarityBody],
         streams=True,
     )
 

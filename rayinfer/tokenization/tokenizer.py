@@ -20,6 +20,7 @@ from rayinfer.tokenization.marian_tokenizer import (
     read_vocabulary,
     target_backend,
 )
+from rayinfer.tokenization.text_pairs import EncodedPair, encode_pair
 from rayinfer.tokenization.token_texts import TokenText, TokenTexts
 from rayinfer.tokenization.truncation import Truncation
 
@@ -109,13 +110,7 @@ class Tokenizer:
         Other threads run while a text of more than LONG_TEXT_CHARS is tokenized. `check_length` gets the number of such
         a text's tokens and may raise before the list is made: that of a million tokens takes 20 ms, and no thread runs.
         """
-        if not isinstance(text, str):
-            raise InvalidParameter(f"a prompt must be a string, got {type(text).__name__}", "prompt")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            found = f"a lone surrogate, U+{ord(text[error.start]):04X} at position {error.start}"
-            raise InvalidParameter(f"a prompt must be valid Unicode, got {found}", "prompt") from error
+        _check_text(text)
         if truncation is not None:
             return self._encode_truncated(text, add_special_tokens, truncation)
         if self._marian is not None:
@@ -126,6 +121,12 @@ class Tokenizer:
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         check_length(len(encoding))
         return list(encoding.ids)
+
+    def encode_pair(self, first: str, second: str, *, truncation: Truncation | None = None) -> EncodedPair:
+        """Turn a pair of texts into token ids, with the special tokens that the tokenizer puts around a pair."""
+        _check_text(first)
+        _check_text(second)
+        return encode_pair(self._backend, first, second, truncation)
 
     def locate_tokens(
         self, text: str, *, add_special_tokens: bool = True, check_length: Callable[[int], None] = lambda _: None
@@ -158,6 +159,16 @@ class Tokenizer:
         """Return a token as the vocabulary spells it; None for an id that is no token."""
         piece: str | None = self._backend.id_to_token(token_id)
         return piece
+
+    @property
+    def marks_pieces(self) -> bool:
+        """Whether the vocabulary marks pieces that continue a word, as ##ing, so that words are known by them."""
+        return bool(getattr(self._backend.model, "continuing_subword_prefix", None))
+
+    def join_pieces(self, pieces: Sequence[str]) -> str:
+        """Return the text of tokens as the vocabulary spells them."""
+        decoder = self._backend.decoder
+        return " ".join(pieces) if decoder is None else str(decoder.decode(list(pieces)))
 
     @property
     def special_tokens(self) -> Mapping[str, str]:
@@ -210,6 +221,16 @@ class Tokenizer:
     def _special_id(self, name: str) -> int | None:
         token = self._special_tokens.get(name)
         return None if token is None else self._backend.token_to_id(token)
+
+
+def _check_text(text: str) -> None:
+    if not isinstance(text, str):
+        raise InvalidParameter(f"a prompt must be a string, got {type(text).__name__}", "prompt")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = f"a lone surrogate, U+{ord(text[error.start]):04X} at position {error.start}"
+        raise InvalidParameter(f"a prompt must be valid Unicode, got {found}", "prompt") from error
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """Check of a running service with `huggingface_hub` 2.4: huggingface_hub_check.py BASE_URL."""
 
 import asyncio
+import json
 import sys
+import urllib.request
 
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub.errors import ValidationError
@@ -52,6 +54,24 @@ def check_refusals(client: InferenceClient) -> None:
             assert next(iter(wrong)) in message
 
 
+def check_predictors(base_url: str) -> None:
+    """Call the models of each task that the service has, at their roots."""
+    with urllib.request.urlopen(f"{base_url}/v1/models") as response:
+        tasks = {card["id"]: card["tasks"] or [] for card in json.load(response)["data"]}
+    for name, done in tasks.items():
+        client = InferenceClient(model=f"{base_url}/models/{name}", timeout=60)
+        if "embed" in done:
+            assert client.feature_extraction(["one", "two"]).shape[0] == 2
+            near, far = client.sentence_similarity("A man eats.", other_sentences=["A man is eating.", "It rains."])
+            assert near > far
+        if "classify" in done:
+            best = client.text_classification("I like it.", top_k=1)
+            assert len(best) == 1
+            assert best[0].score > 0
+        if "token_classify" in done:
+            client.token_classification("Sarah lives in London.")
+
+
 async def check_async(base_url: str) -> None:
     """Generate whole and streamed, side by side."""
     client = AsyncInferenceClient(model=base_url, timeout=60)
@@ -63,5 +83,6 @@ async def check_async(base_url: str) -> None:
 
 if __name__ == "__main__":
     check(sys.argv[1])
+    check_predictors(sys.argv[1])
     asyncio.run(check_async(sys.argv[1]))
     print("huggingface_hub: ok")

@@ -117,6 +117,20 @@ def check_the_request_id_is_returned(url: str, model: str) -> None:
     assert answer._request_id == "mine-1"
 
 
+def check_embeddings_where_a_model_makes_them(url: str, model: str) -> None:
+    names = [each.id for each in client(url).models.list().data]
+    if (embedder := "all-minilm-l6-v2") not in names:
+        return
+    texts = ["A man is eating food.", "A man eats something."]
+    lax = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)  # it asks for base64 and decodes it
+    coded = [each.embedding for each in lax.embeddings.create(model=embedder, input=texts).data]
+    plain = client(url).embeddings.create(model=embedder, input=texts, encoding_format="float").data
+    for one, other in zip(coded, plain, strict=True):
+        assert len(one) == 384
+        assert max(abs(a - b) for a, b in zip(one, other.embedding, strict=True)) < 1e-6
+    assert sum(a * b for a, b in zip(*coded, strict=True)) > 0.8
+
+
 async def check_many_async_streams(url: str, model: str) -> None:
     async with openai.AsyncOpenAI(
         base_url=f"{url}/v1", api_key="none", max_retries=0, _strict_response_validation=True

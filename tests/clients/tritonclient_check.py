@@ -144,6 +144,19 @@ def check_infer(client: Any, module: Any) -> None:
     assert_raises(lambda: client.infer("simple", inputs_of(module), sequence_id=5, sequence_start=True), "sequence_id")
 
 
+def check_predictor(client: Any, module: Any, name: str = "all-minilm-l6-v2") -> None:
+    """Embed texts, where the service has the model; a service without it has nothing to check."""
+    if not client.is_model_ready(name):
+        return
+    texts = np.array([b"A man is eating food.", b"A man eats something."], dtype=np.object_)
+    tensor = module.InferInput("text", [2], "BYTES")
+    tensor.set_data_from_numpy(texts)
+    vectors = client.infer(name, [tensor]).as_numpy("embedding")
+    assert vectors.shape == (2, 384)
+    assert float(vectors[0] @ vectors[1]) > 0.8
+    assert_raises(lambda: client.infer(name, text_input(module)), "no input")
+
+
 def check_language_model(client: Any, module: Any, name: str) -> None:
     result = client.infer(name, text_input(module), parameters={"max_tokens": 4, "temperature": 0.0})
     [text] = result.as_numpy("text_output")
@@ -154,10 +167,11 @@ def check_language_model(client: Any, module: Any, name: str) -> None:
 def check_http(url: str) -> str:
     client = http_client.InferenceServerClient(url, concurrency=4, network_timeout=120, connection_timeout=120)
     names = [each["name"] for each in client.get_model_repository_index()]
-    language_model = next(name for name in names if name not in ("simple", "identity"))
+    language_model = next(name for name in names if name not in ("simple", "identity", "all-minilm-l6-v2"))
     check_server(client, http_client, language_model)
     check_repository(client, http_client, language_model)
     check_infer(client, http_client)
+    check_predictor(client, http_client)
     for binary in (False, True):
         outputs = [http_client.InferRequestedOutput(name, binary_data=binary) for name in ("OUTPUT0", "OUTPUT1")]
         check_sums(client.infer("simple", inputs_of(http_client, binary=not binary), outputs=outputs))
@@ -185,6 +199,7 @@ def check_grpc(url: str, language_model: str) -> None:
     check_server(client, grpc_client, language_model)
     check_repository(client, grpc_client, language_model)
     check_infer(client, grpc_client)
+    check_predictor(client, grpc_client)
     for algorithm in ("gzip", "deflate"):
         check_sums(client.infer("simple", inputs_of(grpc_client), compression_algorithm=algorithm))
     check_statistics(client, grpc_client)

@@ -9,6 +9,7 @@ import time
 import httpx
 import pytest
 
+import rayinfer_kernels
 from support.faults.cli_processes import is_listening, processes_with, run_cli, serving
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
@@ -48,7 +49,9 @@ def test_a_service_answers_is_listed_and_leaves_nothing_behind(model, cache, num
     with serving(model, *ENGINE, *switches, "--name", "petite", cache=cache) as service:
         service.wait_for_line("ready: petite")
         sizes = "max_num_seqs 64, max_num_batched_tokens 512, max_model_len 512, 256 KV blocks (4,096 tokens)"
-        assert service.wait_for_line("engine of petite: ") == f"engine of petite: {sizes}, no CUDA graphs"
+        kernels = rayinfer_kernels.runnable_kernel_paths()[0]
+        line = f"engine of petite: {sizes}, no CUDA graphs, {kernels} kernels"
+        assert service.wait_for_line("engine of petite: ") == line
         defaults = "default sampling parameters of petite: temperature 0.3"
         assert service.wait_for_line("default sampling parameters") == defaults
         curl = shlex.split(service.wait_for_line("curl "))

@@ -20,7 +20,7 @@ def runnable_isas() -> list[str]:
     native = settings_for("native").features()
     if not any(name.startswith("__SSE") for name in native):
         return ["native"]
-    return ["native", *(isa for isa in ("x86-64-v4", "x86-64-v3", "x86-64") if settings_for(isa).features() <= native)]
+    return ["native", *(isa for isa in ("avx512", "avx2", "portable") if settings_for(isa).features() <= native)]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -9,7 +9,14 @@ import time
 import pytest
 import torch
 
-from rayinfer_kernels.cpu.build import SOURCE_FOLDER, CompilerSettings, KernelBuildFailed, build_cpu_library
+import rayinfer_kernels
+from rayinfer_kernels.cpu.build import (
+    KERNEL_PATHS,
+    SOURCE_FOLDER,
+    CompilerSettings,
+    KernelBuildFailed,
+    build_cpu_library,
+)
 from rayinfer_kernels.cpu.kernels import CpuKernels
 
 NATIVE = CompilerSettings("g++", "native")
@@ -149,6 +156,34 @@ def test_instructions_that_the_processor_lacks_are_named_before_anything_is_comp
     with pytest.raises(KernelBuildFailed, match=r"(?s)knm.*AVX512ER|armv9-a"):
         build_cpu_library(tmp_path, CompilerSettings("g++", foreign))
     assert not list(tmp_path.iterdir())
+
+
+def test_every_path_that_runs_here_is_compiled_as_its_own_name(tmp_path):
+    paths = rayinfer_kernels.runnable_kernel_paths()
+    assert paths[0] == NATIVE.path_name()
+    assert set(paths) <= set(KERNEL_PATHS)
+    for path in paths:
+        settings = CompilerSettings("g++", path)
+        settings.check_that_it_runs_here()
+        assert settings.path_name() == path
+    for path in set(KERNEL_PATHS) - {"native", *paths}:
+        with pytest.raises(KernelBuildFailed, match=r"that this processor lacks|not"):
+            CompilerSettings("g++", path).check_that_it_runs_here()
+
+
+def test_a_path_that_is_required_is_not_replaced_by_the_reference(tmp_path):
+    done = compiles(
+        f"""
+        from pathlib import Path
+        import rayinfer_kernels
+        try:
+            rayinfer_kernels.configure(Path({str(tmp_path)!r}), "knm", is_required=True)
+        except rayinfer_kernels.KernelBuildFailed as error:
+            print("refused", error)
+        """
+    )
+    assert done.stdout.startswith("refused 'knm' has instructions that this processor lacks: "), done.stderr
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("isa", ["knm", "no-such-isa"])

@@ -1,10 +1,12 @@
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from pydantic import ValidationError
 
 import rayinfer
-from rayinfer.config import DEFAULT_MODEL, EngineConfig, cache_folder, engine_config
+import rayinfer_kernels
+from rayinfer.config import DEFAULT_MODEL, EngineConfig, KernelPath, cache_folder, engine_config, kernel_path
 from rayinfer.errors import ConfigError
 
 
@@ -82,6 +84,25 @@ def test_the_cache_folder_follows_the_environment(environment, folder, monkeypat
     for name, value in {"HOME": "/home/me", **environment}.items():
         monkeypatch.setenv(name, value)
     assert cache_folder() == Path(folder)
+
+
+def test_the_environment_names_the_kernels_unless_the_settings_do(monkeypatch):
+    monkeypatch.delenv("RAYINFER_KERNELS", raising=False)
+    assert (kernel_path(), kernel_path("avx2")) == ("native", "avx2")
+    for value, path in {"avx512": "avx512", "auto": "native", "": "native"}.items():
+        monkeypatch.setenv("RAYINFER_KERNELS", value)
+        assert kernel_path("auto") == path
+    assert kernel_path("portable") == "portable"
+    monkeypatch.setenv("RAYINFER_KERNELS", "sse9")
+    with pytest.raises(ConfigError, match=r"RAYINFER_KERNELS must be one of auto, native, .*, got 'sse9'"):
+        kernel_path()
+    assert EngineConfig().kernels == "auto"
+    with pytest.raises(ConfigError, match="kernels: Input should be 'auto', 'native'"):
+        engine_config(kernels="sse9")
+
+
+def test_every_kernel_path_can_be_named():
+    assert set(get_args(KernelPath)) == {"auto", *rayinfer_kernels.KERNEL_PATHS}
 
 
 def test_steps_overlap_on_one_rank_only():

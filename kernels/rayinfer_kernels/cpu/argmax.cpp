@@ -13,7 +13,7 @@ template <class T>
 void argmax(const T* row, int64_t width, float* value, int64_t* index) {
     Float most = splat(-kInfinity);
     Int where = {}, spoilt = {};
-    const Int lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const Int lanes = lane_numbers();
     int64_t i = 0;
     for (; i + kWidth <= width; i += kWidth) {
         const Float x = load(row + i);

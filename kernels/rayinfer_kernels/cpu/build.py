@@ -31,6 +31,16 @@ FLAGS = (
     "-fopenmp",
     "-fPIC",
 )
+# The compiler's flags by kernel path, as far as there is code of its own; other names are the compiler's -march.
+KERNEL_PATHS: dict[str, tuple[str, ...]] = {
+    "native": ("-march=native",),
+    "portable": ("-march=x86-64",),
+    "avx2": ("-march=x86-64-v3",),
+    "avx2-vnni": ("-march=x86-64-v3", "-mavxvnni"),
+    "avx512": ("-march=x86-64-v4",),
+    "avx512-vnni": ("-march=x86-64-v4", "-mavx512vnni"),
+    "avx512-bf16": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
+}
 # How the compiler's names of instructions begin, of those that it uses unasked.
 FEATURES = ("__SSE", "__SSSE", "__AVX", "__FMA", "__F16C", "__BMI", "__LZCNT", "__MOVBE", "__POPCNT", "__ARM_FEATURE")
 BUILD_TIMEOUT_S = 300
@@ -42,7 +52,7 @@ class KernelBuildFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CompilerSettings:
-    """Compiler, instruction set and extra flags of a build."""
+    """Compiler, instruction set and extra flags of a build; `isa` is one of KERNEL_PATHS or the compiler's -march."""
 
     compiler: str
     isa: str
@@ -58,15 +68,37 @@ class CompilerSettings:
 
     def features(self) -> set[str]:
         """Return the compiler's names of the CPU features that it would use."""
-        lines = _run([self.compiler, self._isa_flag(), "-dM", "-E", "-x", "c++", os.devnull]).splitlines()
+        lines = _run([self.compiler, *self._isa_flags(), "-dM", "-E", "-x", "c++", os.devnull]).splitlines()
         return {name for line in lines if (name := line.split()[1]).startswith(FEATURES)}
 
-    def _isa_flag(self) -> str:
-        return f"-mcpu={self.isa}" if platform.machine() == "aarch64" else f"-march={self.isa}"
+    def path_name(self) -> str:
+        """Return the kernel path that these settings compile: that with the most instructions of those used."""
+        features = self.features()
+        if "__AVX512BF16__" in features:
+            return "avx512-bf16"
+        if "__AVX512BW__" in features:
+            return "avx512-vnni" if "__AVX512VNNI__" in features else "avx512"
+        if "__AVX2__" in features:
+            return "avx2-vnni" if "__AVXVNNI__" in features else "avx2"
+        return "portable"
+
+    def check_that_it_runs_here(self) -> None:
+        """Raise KernelBuildFailed, with their names, for instructions that this processor lacks."""
+        if self.isa == "native":
+            return
+        lacking = self.features() - replace(self, isa="native").features()
+        if lacking:
+            names = ", ".join(sorted(name.strip("_") for name in lacking))
+            raise KernelBuildFailed(f"{self.isa!r} has instructions that this processor lacks: {names}")
+
+    def _isa_flags(self) -> tuple[str, ...]:
+        if platform.machine() == "aarch64":
+            return (f"-mcpu={'generic' if self.isa == 'portable' else self.isa}",)
+        return KERNEL_PATHS.get(self.isa, (f"-march={self.isa}",))
 
     def _flags(self) -> list[str]:
         flags = [flag for flag in FLAGS if platform.machine() == "x86_64" or "vector-width" not in flag]
-        return [*flags, *self.extra_flags, self._isa_flag()]
+        return [*flags, *self.extra_flags, *self._isa_flags()]
 
     def fingerprint(self) -> str:
         """Compute a hash of sources, flags, compiler and processor features, equal for interchangeable libraries."""
@@ -95,7 +127,7 @@ def build_cpu_library(
     `on_progress` is called with the number of sources compiled so far and of all, if they are compiled here, from 0 on.
     """
     assert torch.get_num_threads() > 0
-    _check_that_it_runs_here(settings)
+    settings.check_that_it_runs_here()
     try:
         path = cache_dir / f"cpu-{settings.fingerprint()}.so"
         if not _is_intact(path):
@@ -106,15 +138,6 @@ def build_cpu_library(
         return CpuLibrary(ctypes.CDLL(str(path)), path)
     except OSError as error:
         raise KernelBuildFailed(f"{cache_dir}: {error}") from error
-
-
-def _check_that_it_runs_here(settings: CompilerSettings) -> None:
-    if settings.isa == "native":
-        return
-    lacking = settings.features() - replace(settings, isa="native").features()
-    if lacking:
-        names = ", ".join(sorted(name.strip("_") for name in lacking))
-        raise KernelBuildFailed(f"isa {settings.isa!r} has instructions that this processor lacks: {names}")
 
 
 def _compile(path: Path, settings: CompilerSettings, on_progress: Callable[[int, int], None]) -> None:

@@ -20,54 +20,72 @@ struct Rows {
     }
 };
 
+// Calls `each(i, count)` for every vector of a row; `count` is a constant for all but the last.
+template <class Each>
+inline __attribute__((always_inline)) void for_each_vector(int64_t width, Each each) {
+    int64_t i = 0;
+    for (; i + kWidth <= width; i += kWidth) each(i, (int64_t)kWidth);
+    if (i < width) each(i, width - i);
+}
+
+// Several sums, so that no addition waits for the one before.
+template <class Value>
+inline __attribute__((always_inline)) float sum_of_row(int64_t width, Value value) {
+    constexpr int count = 4;
+    Float sums[count] = {};
+    int64_t i = 0;
+    for (; i + count * kWidth <= width; i += count * kWidth)
+#pragma GCC unroll 4
+        for (int j = 0; j < count; ++j) sums[j] += value(i + j * kWidth, (int64_t)kWidth);
+    for (; i < width; i += kWidth) sums[0] += value(i, width - i);
+    return sum_of((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
 // With an offset the weight is 1 + what is stored, and the product is rounded once.
 template <class T>
 void rms_norm_row(const T* x, T* residual, const T* weight, T* out, int64_t width, float eps, bool unit_offset) {
-    Float squares = splat(0.0f);
-    for (int64_t i = 0; i < width; i += kWidth) {
-        Float value = load(x + i, width - i);
-        if (residual) {
-            value = rounded_to<T>(value + load(residual + i, width - i));
-            store(residual + i, value, width - i);
-        }
-        squares += value * value;
-    }
-    const float factor = 1.0f / std::sqrt(sum_of(squares) / (float)width + eps);
+    if (residual)
+        for_each_vector(width, [=](int64_t i, int64_t count) {
+            store(residual + i, load(x + i, count) + load(residual + i, count), count);
+        });
     const T* from = residual ? residual : x;
-    for (int64_t i = 0; i < width; i += kWidth) {
-        const Float normed = load(from + i, width - i) * factor, scale = load(weight + i, width - i);
-        store(out + i, unit_offset ? normed * (1.0f + scale) : rounded_to<T>(normed) * scale, width - i);
-    }
+    const float squares = sum_of_row(width, [=](int64_t i, int64_t count) {
+        const Float value = load(from + i, count);
+        return value * value;
+    });
+    const float factor = 1.0f / std::sqrt(squares / (float)width + eps);
+    for_each_vector(width, [=](int64_t i, int64_t count) {
+        const Float normed = load(from + i, count) * factor, scale = load(weight + i, count);
+        store(out + i, unit_offset ? normed * (1.0f + scale) : rounded_to<T>(normed) * scale, count);
+    });
 }
 
 template <class T>
 void layer_norm_row(const T* x, const T* weight, const T* bias, T* out, int64_t width, float eps) {
-    const Int lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    Float sum = splat(0.0f), squares = splat(0.0f);
-    for (int64_t i = 0; i < width; i += kWidth) sum += load(x + i, width - i);
-    const float mean = sum_of(sum) / (float)width;
-    for (int64_t i = 0; i < width; i += kWidth) {
-        const Float distance = load(x + i, width - i) - mean;
-        squares += lanes < (int32_t)(width - i) ? distance * distance : splat(0.0f);
-    }
-    const float factor = 1.0f / std::sqrt(sum_of(squares) / (float)width + eps);
-    for (int64_t i = 0; i < width; i += kWidth) {
-        const Float normed = (load(x + i, width - i) - mean) * factor;
-        store(out + i, normed * load(weight + i, width - i) + load(bias + i, width - i), width - i);
-    }
+    const Int lanes = lane_numbers();
+    const float mean = sum_of_row(width, [=](int64_t i, int64_t count) { return load(x + i, count); }) / (float)width;
+    const float squares = sum_of_row(width, [=](int64_t i, int64_t count) {
+        const Float distance = load(x + i, count) - mean, square = distance * distance;
+        return count >= kWidth ? square : lanes < (int32_t)count ? square : splat(0.0f);
+    });
+    const float factor = 1.0f / std::sqrt(squares / (float)width + eps);
+    for_each_vector(width, [=](int64_t i, int64_t count) {
+        const Float normed = (load(x + i, count) - mean) * factor;
+        store(out + i, normed * load(weight + i, count) + load(bias + i, count), count);
+    });
 }
 
 template <class T, Float (*activation)(Float)>
 void activate_row(const T* x, T* out, int64_t width) {
-    for (int64_t i = 0; i < width; i += kWidth) store(out + i, activation(load(x + i, width - i)), width - i);
+    for_each_vector(width, [=](int64_t i, int64_t count) { store(out + i, activation(load(x + i, count)), count); });
 }
 
 template <class T, Float (*activation)(Float)>
 void gate_row(const T* x, T* out, int64_t width) {
-    for (int64_t i = 0; i < width; i += kWidth) {
-        const Float gate = load(x + i, width - i), up = load(x + width + i, width - i);
-        store(out + i, rounded_to<T>(activation(gate)) * up, width - i);
-    }
+    for_each_vector(width, [=](int64_t i, int64_t count) {
+        const Float gate = load(x + i, count), up = load(x + width + i, count);
+        store(out + i, rounded_to<T>(activation(gate)) * up, count);
+    });
 }
 
 // Half-split pairs: channel i is rotated with channel i + head_dim / 2.

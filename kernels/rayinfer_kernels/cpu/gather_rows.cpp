@@ -18,9 +18,9 @@ void gather_row(const Number* panel, int64_t column, int64_t width, T* out, Chan
 
 inline void round_into(float x, float* to) { *to = x; }
 inline void round_into(float x, bfloat16* to) {
-    bfloat16 sixteen[kWidth];
-    store(sixteen, splat(x));
-    *to = sixteen[0];
+    bfloat16 numbers[kWidth];
+    store(numbers, splat(x));
+    *to = numbers[0];
 }
 
 template <class T>

@@ -37,6 +37,7 @@ class OfflineReport:
 
     model: str
     settings: dict[str, Any]
+    kernels: str  # the CPU kernel path, or what else computed
     num_requests: int
     prompt_tokens: int
     out_tokens: int
@@ -50,6 +51,7 @@ class OfflineReport:
     def tables(self) -> list[Table]:
         """Return all figures."""
         rows: list[tuple[str, object]] = [
+            ("kernels", self.kernels),
             ("requests", self.num_requests),
             ("prompt tokens", self.prompt_tokens),
             ("output tokens", self.out_tokens),
@@ -146,6 +148,7 @@ def run_offline(
     settings = {"enable_prefix_caching": False, **settings}
     started = time.perf_counter()
     with LLM(model, **settings) as llm:
+        kernels = llm.description.kernels
         one_token = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
         llm.generate([[FIRST_TOKEN_ID] * 8], one_token, use_tqdm=False)
         start_to_first_token = time.perf_counter() - started
@@ -158,6 +161,7 @@ def run_offline(
     return OfflineReport(
         model=model,
         settings=settings,
+        kernels=kernels,
         num_requests=workload.num_requests,
         prompt_tokens=workload.num_prompt_tokens,
         out_tokens=workload.num_output_tokens,

@@ -55,12 +55,14 @@ def run_comparison(
             environment=asdict(describe_environment()),
             cpu_flags=[flag for flag in KERNEL_FLAGS if flag in setup.cpu_flags],
             rounds=plan.rounds,
+            kernels=setup.kernels,
             missing=missing,
         )
         for case in CASES
         if case in plan.cases
     }
-    report = ComparisonReport(Path(setup.model).name, plan.results_folder)
+    suffix = "" if setup.kernels == "native" else f"-{setup.kernels}"
+    report = ComparisonReport(Path(setup.model).name + suffix, plan.results_folder)
     rounds = _Rounds(Path(tempfile.mkdtemp(prefix="rayinfer-peers-")), setup, read_memory, log)
     found = [system for system in systems if system.missing is None]
     if engine_cases := {case: result for case, result in results.items() if case in ENGINE_CASES}:

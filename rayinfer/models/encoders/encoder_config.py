@@ -47,7 +47,7 @@ class EncoderConfig:
 
     @property
     def has_pair_types(self) -> bool:
-        """Whether the texts of a pair are told apart by types of tokens; RoBERTa has types and does not use them."""
+        """Whether types of tokens distinguish the texts of a pair; RoBERTa has types and does not use them."""
         return self.num_token_types > 1 and self.architecture.family != "roberta"
 
     @property

@@ -42,7 +42,7 @@ def generation_span(
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
         "gen_ai.usage.output_tokens": usage.output_tokens,
-        **_sampling_attributes(generation),
+        **({} if generation.inputs else _sampling_attributes(generation)),
         **_latencies(received_s, dispatched_s, usage.first_output_s, end_s, len(generation.prompts)),
     }
     if context.server is not None:

@@ -20,6 +20,15 @@ def within_key_limits(caller: Caller, generation: "PreparedGeneration") -> "Prep
         return generation
     limits = caller.key.limits
     check_model_and_priority(caller, generation.model.name, generation.priority)
+    longest = max(map(len, generation.prompts), default=0)
+    if generation.inputs:
+        if limits.max_context is not None and longest > limits.max_context:
+            raise PromptTooLong(
+                f"The API key's maximum context length is {limits.max_context} tokens. "
+                f"The longest input has {longest} tokens.",
+                code="context_length_exceeded",
+            )
+        return generation
     num_sequences = len(generation.prompts) * generation.params.n
     if limits.concurrent_requests is not None and num_sequences > limits.concurrent_requests:
         raise InvalidParameter(
@@ -27,7 +36,7 @@ def within_key_limits(caller: Caller, generation: "PreparedGeneration") -> "Prep
             f"{limits.concurrent_requests} at the same time",
             "n",
         )
-    most = _most_tokens(limits, max(map(len, generation.prompts), default=0))
+    most = _most_tokens(limits, longest)
     wanted = generation.params.max_tokens
     if most is None or (wanted is not None and wanted <= most):
         return generation
@@ -55,7 +64,7 @@ def reserved_tokens(caller: Caller, generation: "PreparedGeneration") -> int:
 
     A default may be the whole context, which would leave a key's other requests nothing: its tokens count as they come.
     """
-    limit = None if caller.key is None else caller.key.limits.max_tokens
+    limit = None if caller.key is None or generation.inputs else caller.key.limits.max_tokens
     if generation.length_field is None and limit is None:
         return 0
     return min((length for length in (generation.params.max_tokens, limit) if length is not None), default=0)

@@ -36,9 +36,10 @@ _Outputs = asyncio.Queue[PromptOutput | _PromptEnd]
 
 
 class PromptLists:
-    """Requests with prompts left to begin, of all clients: they share _MAX_PROMPTS_AHEAD evenly."""
+    """Requests with prompts left to begin, of all clients: they share the prompts that may wait evenly."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_ahead: int = _MAX_PROMPTS_AHEAD) -> None:
+        self._num_ahead = num_ahead
         self._batches: weakref.WeakSet[_Batch] = weakref.WeakSet()
 
     def add(self, batch: "_Batch") -> None:
@@ -47,7 +48,7 @@ class PromptLists:
 
     def max_ahead(self) -> int:
         """Return how many prompts of each request may wait for their first output now."""
-        return max(1, _MAX_PROMPTS_AHEAD // max(1, sum(batch.has_waiting for batch in self._batches)))
+        return max(1, self._num_ahead // max(1, sum(batch.has_waiting for batch in self._batches)))
 
 
 def generate_outputs(

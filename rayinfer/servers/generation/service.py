@@ -5,6 +5,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -12,6 +13,7 @@ from fastapi import Request
 from rayinfer.access.access_control import AccessControl
 from rayinfer.access.generation_usage import EngineClock, GenerationUsage
 from rayinfer.errors import ShuttingDown
+from rayinfer.predictions import PredictionInput
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.caller import RequestContext
@@ -26,12 +28,13 @@ from rayinfer.traces.trace_store import TraceStore
 
 Prepared = TypeVar("Prepared")
 
+MAX_INPUTS_AHEAD = 96  # of predictions: two batches of an engine that computes short texts
 _SLOW_FIELDS = ("bad_words", "chat_template")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedGeneration:
-    """A validated request for text: one or several prompts with the same settings."""
+    """A validated request for text or for predictions: one or several prompts with the same settings."""
 
     model: ServedModel
     params: SamplingParams
@@ -41,6 +44,15 @@ class PreparedGeneration:
     cache_salt: str = ""
     timeout_s: float | None = None  # the client's own; the service's applies too
     operation: str = "text_completion"  # OpenTelemetry's name of what is done
+    inputs: Sequence[PredictionInput] = ()  # one for each prompt, for a model that does not generate
+
+    @property
+    def counted_prompts(self) -> Sequence[Sequence[int]]:
+        """Prompts as keys and usage count them: of inputs without text, as many tokens as they count for."""
+        if not self.inputs:
+            return self.prompts
+        pairs = zip(self.prompts, self.inputs, strict=True)
+        return [prompt or range(each.num_tokens(0)) for prompt, each in pairs]
 
 
 class GenerationService:
@@ -63,6 +75,7 @@ class GenerationService:
         self._traces = traces
         self._long_bodies = LongBodies()
         self._prompt_lists = PromptLists()
+        self._input_lists = PromptLists(MAX_INPUTS_AHEAD)
 
     async def prepare(self, request: Request, prepare: Callable[[dict[str, Any]], Prepared]) -> Prepared:
         """Read a body of JSON, check it and tokenize its prompts; raises RequestError.
@@ -103,8 +116,9 @@ class GenerationService:
         """
         if isinstance(refusal := generation.model.generator.overload(), ShuttingDown):
             raise refusal  # here, as the rest of a list of prompts that has begun is still admitted
-        self.limits.check_params(generation.params)
-        self.limits.check_num_choices(len(generation.prompts), generation.params.n)
+        if not generation.inputs:
+            self.limits.check_params(generation.params)
+            self.limits.check_num_choices(len(generation.prompts), generation.params.n)
         if self._access is None and context.record is None and self._spans is None:
             return self._start(context, generation, response_id)
         return self._start_counted(context, generation, response_id)
@@ -147,7 +161,7 @@ class GenerationService:
     def _admitted(
         self, context: RequestContext, generation: PreparedGeneration
     ) -> AbstractContextManager[GenerationUsage]:
-        name, prompts = generation.model.name, generation.prompts
+        name, prompts = generation.model.name, generation.counted_prompts
         if self._access is None:
             return nullcontext(GenerationUsage("", name, prompts, EngineClock()))
         return self._access.admit(
@@ -156,6 +170,7 @@ class GenerationService:
             prompts,
             num_choices=generation.params.n,
             max_tokens=reserved_tokens(context.caller, generation),
+            generates=not generation.inputs,
         )
 
     def admit_inference(self, context: RequestContext, model: str, priority: int) -> AbstractContextManager[None]:
@@ -178,7 +193,8 @@ class GenerationService:
                 received_s=context.identity.received_s,
                 tenant=context.caller.tenant,
             )
-        return generate_outputs(generation.model.generator, requests, self._prompt_lists)
+        lists = self._input_lists if generation.inputs else self._prompt_lists
+        return generate_outputs(generation.model.generator, requests, lists)
 
     def dispatched_s(self, context: RequestContext, response_id: str) -> float | None:
         """Return when a request was sent to an engine, in seconds since 1970; None where requests are not traced."""
@@ -199,6 +215,7 @@ class GenerationService:
                 tenant=context.caller.tenant,
                 cache_salt=generation.cache_salt or context.caller.cache_salt,
                 trace=self._traces is not None,
+                prediction=prediction,
             )
-            for prompt in generation.prompts
+            for prompt, prediction in zip(generation.prompts, generation.inputs or repeat(None), strict=False)
         ]

@@ -12,6 +12,12 @@ from rayinfer.servers.caller import RequestContext
 from rayinfer.servers.generation.prompt_outputs import PromptOutput
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.kserve.infer_request import InferRequest, InferResult
+from rayinfer.servers.kserve.prediction_tensors import (
+    PredictionInference,
+    prediction_tensors,
+    predictor_description,
+    read_prediction,
+)
 from rayinfer.servers.kserve.repository import AnyModel, ModelRepository
 from rayinfer.servers.kserve.statistics import InferStatistics
 from rayinfer.servers.kserve.tensors.classification import classify
@@ -19,6 +25,7 @@ from rayinfer.servers.kserve.tensors.tensor_json import bytes_array
 from rayinfer.servers.kserve.tensors.tensor_shapes import check_inputs
 from rayinfer.servers.kserve.text_outputs import TextCollector
 from rayinfer.servers.kserve.text_request import TextRequest, read_text_tensors
+from rayinfer.servers.prediction.service import PredictionService
 from rayinfer.servers.served_model import ServedModel
 
 
@@ -41,7 +48,7 @@ class TextInference:
     input_ns: int = 0
 
 
-Inference = TensorInference | TextInference
+Inference = TensorInference | TextInference | PredictionInference
 
 
 class InferenceService:
@@ -49,12 +56,16 @@ class InferenceService:
 
     def __init__(self, generation: GenerationService, repository: ModelRepository) -> None:
         self.generation = generation
+        self._predictions = PredictionService(generation)
         self.repository = repository
         self.statistics = InferStatistics()
 
     def check(self, model: AnyModel, request: InferRequest, started_ns: int) -> Inference:
         """Check a request against its model, and tokenize its texts; raises RequestError."""
         if isinstance(model, ServedModel):
+            if (description := predictor_description(model)) is not None:
+                input_ns = time.monotonic_ns() - started_ns
+                return read_prediction(model, description, self.generation.limits, request, input_ns)
             text = read_text_tensors(model, self.generation.limits, request)
             shape = request.inputs["text_input"].data.shape
             return TextInference(request=text, shape=shape, input_ns=time.monotonic_ns() - started_ns)
@@ -76,6 +87,8 @@ class InferenceService:
             data = bytes_array([text.encode(errors="replace") for text in texts], inference.shape)
             outputs = [Tensor("text_output", "BYTES", data)]
             return InferResult(id=request.id, model=request.generation.model.name, outputs=outputs)
+        if isinstance(inference, PredictionInference):
+            return await self._predict(context, inference)
         outputs = await self._run_tensor_model(context, inference)
         return InferResult(id=inference.request.id, model=inference.model.name, outputs=outputs)
 
@@ -106,6 +119,13 @@ class InferenceService:
             with self.statistics.count(request.generation.model.name, len(request.texts), input_ns):
                 async for output in outputs:
                     yield output
+
+    async def _predict(self, context: RequestContext, inference: PredictionInference) -> InferResult:
+        prepared = inference.prepared
+        with self.statistics.count(prepared.model.name, len(prepared.items), inference.input_ns):
+            outputs = await self._predictions.predict(context, prepared, f"infer-{context.identity.name}")
+        tensors = prediction_tensors(inference, outputs)
+        return InferResult(id=inference.request.id, model=prepared.model.name, outputs=tensors)
 
     async def _run_tensor_model(self, context: RequestContext, inference: TensorInference) -> list[Tensor]:
         model, request = inference.model, inference.request

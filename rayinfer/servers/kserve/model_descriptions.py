@@ -6,6 +6,7 @@ from typing import Any
 
 from rayinfer.errors import NotReady
 from rayinfer.protocols import TensorSpec
+from rayinfer.servers.kserve.prediction_tensors import prediction_specs, predictor_description
 from rayinfer.servers.kserve.repository import VERSION, AnyModel
 from rayinfer.servers.kserve.tensors.datatypes import DATATYPES
 from rayinfer.servers.served_model import ServedModel
@@ -63,7 +64,7 @@ def model_metadata(model: AnyModel) -> dict[str, Any]:
 
 def model_config(model: AnyModel) -> dict[str, Any]:
     """Describe a model as Triton's configuration does; language models are decoupled, their answers may be streams."""
-    is_text = isinstance(model, ServedModel)
+    is_text = _generates(model)
     inputs, outputs = _tensors(model)
     optional = {spec.name for spec in OPTIONAL_INPUTS} if is_text else set()
     batch = 0 if isinstance(model, ServedModel) else model.max_batch_size
@@ -87,8 +88,14 @@ def config_number(datatype: str) -> int:
 
 def _tensors(model: AnyModel) -> tuple[Sequence[TensorSpec], Sequence[TensorSpec]]:
     if isinstance(model, ServedModel):
+        if (description := predictor_description(model)) is not None:
+            return prediction_specs(description)
         return (TEXT_INPUT, *OPTIONAL_INPUTS), (TEXT_OUTPUT,)
     return model.inputs, model.outputs
+
+
+def _generates(model: AnyModel) -> bool:
+    return isinstance(model, ServedModel) and predictor_description(model) is None
 
 
 def _platform(model: AnyModel) -> str:

@@ -36,7 +36,7 @@ def add_megatron_routes(app: FastAPI, service: GenerationService) -> None:
         def prepare(raw: dict[str, Any]) -> MegatronGeneration:
             refuse_unsupported_fields(raw)
             return make_generation(
-                check_schema(MegatronBody, raw), find_path_model(request, service.models), service.limits
+                check_schema(MegatronBody, raw), find_path_model(request, service.models, "generate"), service.limits
             )
 
         generation = await service.prepare(request, prepare)

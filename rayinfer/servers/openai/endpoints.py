@@ -61,7 +61,7 @@ class OpenAIEndpoints:
     def _chat_completion(self, request: Request, raw: dict[str, Any]) -> ValidatedRequest:
         refuse_unsupported_fields(raw, is_chat=True)
         body = check_schema(ChatCompletionBody, raw)
-        model = find_usable_model(request, self._models, body.model)
+        model = find_usable_model(request, self._models, body.model, "generate")
         description = model.generator.describe()
         body.check_ranges()
         params = chat_params(body, description, self._limits)
@@ -76,7 +76,7 @@ class OpenAIEndpoints:
     def _completion(self, request: Request, raw: dict[str, Any]) -> ValidatedRequest:
         refuse_unsupported_fields(raw, is_chat=False)
         body = check_schema(CompletionBody, raw)
-        model = find_usable_model(request, self._models, body.model)
+        model = find_usable_model(request, self._models, body.model, "generate")
         description = model.generator.describe()
         body.check_ranges()
         params = completion_params(body, description, self._limits)
@@ -114,6 +114,7 @@ def _model_card(model: ServedModel) -> dict[str, Any]:
         "owned_by": "rayinfer",
         "root": model.name,
         "parent": None,
+        "tasks": model.tasks and list(model.tasks),
         "max_model_len": None if description is None else description.max_model_len,
         "permission": [_permission(model)],
         "default_sampling_params": None if description is None else dict(description.default_sampling_params),

@@ -55,6 +55,7 @@ _MODEL = _object(
         "owned_by": _TEXT,
         "root": _TEXT,
         "parent": {"type": "null"},
+        "tasks": {"type": ["array", "null"], "items": _TEXT},
         "max_model_len": {"type": ["integer", "null"]},
         "permission": {"type": "array", "items": {"type": "object"}},
         "default_sampling_params": _OR_NULL,

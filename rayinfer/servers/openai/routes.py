@@ -14,7 +14,6 @@ from rayinfer.servers.openai.request_schemas import request_schemas
 from rayinfer.servers.openai.response_schemas import RESPONSE_SCHEMAS
 from rayinfer.servers.openai.schemas import MAX_PRIORITY
 from rayinfer.servers.openai.tokenize import TokenizeEndpoints
-from rayinfer.servers.openai.unserved_tasks import add_unserved_task_routes
 from rayinfer.servers.openapi import (
     BODY_ERRORS,
     GENERATION_ERRORS,
@@ -62,7 +61,6 @@ def add_openai_routes(app: FastAPI, endpoints: OpenAIEndpoints, tokenizers: Toke
     _add_post(app, "", DETOKENIZE, tokenizers.detokenize, "Detokenize")
     info = responses(reference("TokenizerInfo"), 400, 404, 503, *READ_ERRORS)
     _add_get(app, "", TOKENIZER_INFO, tokenizers.tokenizer_info, info, {"parameters": [_MODEL_PARAMETER]})
-    add_unserved_task_routes(app)
 
 
 def add_openai_schemas(app: FastAPI, service: GenerationService, *, trusts_request_chat_template: bool = False) -> None:

@@ -134,21 +134,30 @@ class GenerationBody(PromptBody):
         """Check what belongs to no sampling setting; raises InvalidParameter."""
         if self.stream_options is not None and not self.stream:
             raise InvalidParameter("stream_options is only allowed with stream=true.", "stream_options")
-        if not -MAX_PRIORITY <= (self.priority or 0) <= MAX_PRIORITY:
-            raise InvalidParameter(
-                f"priority must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}, got {self.priority}", "priority"
-            )
-        salt = self.cache_salt
-        if salt is not None and (not 1 <= len(salt) <= MAX_SALT_CHARS or any(char in salt for char in "@/\\\0")):
-            raise InvalidParameter(
-                f"cache_salt must hold 1 to {MAX_SALT_CHARS} characters, none of them @ / \\ or NUL", "cache_salt"
-            )
+        check_priority(self.priority)
+        check_cache_salt(self.cache_salt)
 
     @property
     def length_field(self) -> str | None:
         """The field that names the most tokens of an answer; None where none does."""
         names = ("max_completion_tokens", "max_tokens")
         return next((name for name in names if getattr(self, name) is not None), None)
+
+
+def check_priority(priority: int | None) -> None:
+    """Raise InvalidParameter for a priority out of range."""
+    if not -MAX_PRIORITY <= (priority or 0) <= MAX_PRIORITY:
+        raise InvalidParameter(
+            f"priority must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}, got {priority}", "priority"
+        )
+
+
+def check_cache_salt(salt: str | None) -> None:
+    """Raise InvalidParameter for a salt of a wrong length or with reserved characters."""
+    if salt is not None and (not 1 <= len(salt) <= MAX_SALT_CHARS or any(char in salt for char in "@/\\\0")):
+        raise InvalidParameter(
+            f"cache_salt must hold 1 to {MAX_SALT_CHARS} characters, none of them @ / \\ or NUL", "cache_salt"
+        )
 
 
 class CompletionBody(GenerationBody):

@@ -18,7 +18,7 @@ from rayinfer.servers.openai.request_body import check_schema
 from rayinfer.servers.openai.schemas import ChatCompletionBody
 from rayinfer.servers.openai.unsupported_fields import refuse_unsupported_fields
 from rayinfer.servers.path_models import find_path_model
-from rayinfer.servers.served_model import PLACEHOLDERS
+from rayinfer.servers.served_model import PLACEHOLDERS, ServedModel
 from rayinfer.servers.tgi.generation import (
     TgiGeneration,
     input_token_ids,
@@ -50,10 +50,9 @@ class TgiEndpoints:
         """POST /, whose body says whether to stream; a whole answer is a list of one, with the prompt by default."""
         return await self._respond(request, stream=None)
 
-    async def info(self, request: Request) -> Response:
-        """GET /info."""
+    async def info(self, request: Request, model: ServedModel) -> Response:
+        """GET /info of a language model."""
         choose_error_format(request.scope, tgi_error)
-        model = find_path_model(request, self._models)
         description = model.generator.describe()
         longest_prompt = description.longest_prompt()
         fields = {
@@ -86,7 +85,7 @@ class TgiEndpoints:
 
     def _tokenize(self, request: Request, raw: dict[str, Any]) -> bytes:
         body = check_schema(GenerateBody, raw)
-        model = find_path_model(request, self._models)
+        model = find_path_model(request, self._models, "generate")
         num_tokens = len(input_token_ids(body, model, model.generator.describe()))
         located = model.tokenizer.locate_tokens(body.inputs, add_special_tokens=body.add_special_tokens is not False)
         return _encode([_simple_token(body.inputs, token) for token in located[-num_tokens:]])
@@ -96,7 +95,9 @@ class TgiEndpoints:
         body = check_schema(ChatCompletionBody, raw)
         is_named = body.model is not None and body.model not in PLACEHOLDERS
         model = (
-            find_usable_model(request, self._models, body.model) if is_named else find_path_model(request, self._models)
+            find_usable_model(request, self._models, body.model, "generate")
+            if is_named
+            else find_path_model(request, self._models, "generate")
         )
         template = chosen_template(body, model.chat_template, trusts_request=False)
         text = template.render(template_messages(body.messages), **template_settings(body))
@@ -115,7 +116,7 @@ class TgiEndpoints:
 
         def prepare(raw: dict[str, Any]) -> tuple[TgiGeneration, bool]:
             body = check_schema(GenerateBody, raw)
-            model = find_path_model(request, self._models)
+            model = find_path_model(request, self._models, "generate")
             streams = bool(body.stream) if stream is None else stream
             return make_generation(
                 body, model, self._service.limits, stream=streams, returns_full_text=is_root

@@ -8,7 +8,7 @@ from rayinfer.prediction_cache.cached_predictor import CachedPredictor, Predicti
 from rayinfer.prediction_cache.memory_cache import MemoryCache
 from rayinfer.prediction_cache.redis_cache import RedisCache
 from rayinfer.prediction_outputs import output_numbers
-from support.fakes.fake_predictor import FakePredictor, item
+from support.fakes.held_predictor import HeldPredictor, item
 from support.services.polling import until
 
 WITHIN_S = 20.0
@@ -20,7 +20,7 @@ class CachedService:
     def __init__(self, connection=None, max_bytes=2**20, **settings):
         self.metrics = ServiceMetrics()
         self.counts = self.metrics.prediction_cache_counts()
-        self.predictor = FakePredictor()
+        self.predictor = HeldPredictor()
         self.redis = None if connection is None else RedisCache(connection, self.counts, **settings)
         self._cache = PredictionCache(memory=MemoryCache(max_bytes, self.counts), remote=self.redis)
         self.cached = CachedPredictor("tiny", self.predictor, self._cache, self.metrics)

@@ -69,7 +69,8 @@ def save_word_pieces(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 64, "do_lower_case": True}
     special = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings | special))
+    names = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | special | names))
 
 
 def save_sentence_layout(

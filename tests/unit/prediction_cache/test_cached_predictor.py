@@ -10,7 +10,7 @@ from rayinfer.prediction_cache.memory_cache import ENTRY_BYTES, CachedPrediction
 from rayinfer.prediction_outputs import output_numbers
 from rayinfer.predictions import PredictionOutput
 from support.fakes.cached_service import CachedService
-from support.fakes.fake_predictor import item
+from support.fakes.held_predictor import item
 from support.services.polling import until
 
 

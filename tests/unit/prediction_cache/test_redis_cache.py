@@ -13,8 +13,8 @@ from rayinfer.prediction_cache.redis_cache import TTL_S
 from rayinfer.prediction_outputs import prediction_output
 from rayinfer.predictions import PredictionOutput, PredictorDescription
 from support.fakes.cached_service import CachedService
-from support.fakes.fake_predictor import FakePredictor, item
 from support.fakes.fake_redis import FakeRedis
+from support.fakes.held_predictor import HeldPredictor, item
 from support.fakes.virtual_time import FakeClock
 from support.services.polling import until
 
@@ -138,7 +138,7 @@ async def test_garbage_in_redis_is_a_miss(damage):
 async def test_a_value_under_another_key_is_a_miss():
     redis = await filled_redis()
     (payload,) = redis.values.values()
-    key = cache_key(item("other", [9, 9]), FakePredictor().describe())
+    key = cache_key(item("other", [9, 9]), HeldPredictor().describe())
     redis.values[f"rayinfer:prediction:1:{key.hex()}"] = payload
     service = CachedService(redis)
     service.predictor.started += ["other", "another"]

@@ -7,7 +7,7 @@ from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.predictors.weights_digest import weights_digest
 from rayinfer.routing.engine_set import EngineSet
 from support.fakes.fake_engine_client import FakeEngineClient
-from support.fakes.fake_predictor import FakePredictor
+from support.fakes.held_predictor import HeldPredictor
 from support.tiny_models.tiny_encoders import make_tiny_encoder
 
 
@@ -39,7 +39,7 @@ async def test_the_digest_is_unknown_while_engines_differ():
     engines = EngineSet("tiny", ServiceMetrics(), router_id="r", on_trace=lambda name, events: None)
     seen = []
     for number, weights in enumerate(("old", "old", "new")):
-        predictor = FakePredictor()
+        predictor = HeldPredictor()
         predictor.digest = weights
         engines.add(f"engine-{number}", FakeEngineClient(), predictor.describe())
         seen.append(engines.describe().predictor.digest)

@@ -2,7 +2,15 @@
 
 import typer
 
-from rayinfer_deployments.cli.bench.engine_benchmarks import gpu, offline, parallel, peers, predictors, scheduler
+from rayinfer_deployments.cli.bench.engine_benchmarks import (
+    gpu,
+    kernels,
+    offline,
+    parallel,
+    peers,
+    predictors,
+    scheduler,
+)
 from rayinfer_deployments.cli.bench.service_benchmarks import hostile, router, serve
 from rayinfer_deployments.cli.bench.study_benchmarks import autoscaling, quality, routing
 from rayinfer_deployments.cli.failures import in_one_line
@@ -12,6 +20,7 @@ BENCHMARKS = (
     serve,
     scheduler,
     parallel,
+    kernels,
     predictors,
     gpu,
     peers,

@@ -8,12 +8,15 @@ import typer
 from rich.console import Console
 
 from rayinfer.config import DEFAULT_MODEL, cache_folder
+from rayinfer.errors import ConfigError
 from rayinfer_deployments.cli.bench.shared_options import (
     RESULTS,
     JsonFile,
+    Kernels,
     Model,
     Output,
     Seed,
+    checked_kernel_path,
     progress_count,
     progress_log,
     show,
@@ -147,6 +150,41 @@ def predictors(
     show(report, json_file)
 
 
+def kernels(
+    kernels: Kernels = "auto",
+    num_threads: Annotated[int | None, typer.Option(min=1, help="threads  [default: the usable cores]")] = None,
+    formats: Annotated[str, typer.Option(help="formats of the linear layers, with commas between; all if empty")] = "",
+    rows: Annotated[str, typer.Option(help="rows of the linear layers' input")] = "1,4,16,64,512",
+    output: Output = RESULTS,
+) -> None:
+    """The CPU kernels beside peak rates and memory bandwidth, and torch's operations kept to the same instructions."""
+    from rayinfer.benchmark.kernels.kernel_benchmark import run_kernel_benchmark
+    from rayinfer.benchmark.kernels.kernel_cases import FORMATS, Sizes
+    from rayinfer.benchmark.kernels.kernel_report import write_kernel_report
+    from rayinfer.benchmark.peers.machine import usable_cpus
+    from rayinfer.benchmark.peers.systems import INSTRUCTION_LIMITS
+
+    chosen = tuple(split_names(formats)) or tuple(FORMATS)
+    if wrong := [name for name in chosen if name not in FORMATS]:
+        raise ConfigError(f"formats must be some of {','.join(FORMATS)}, got {','.join(wrong)}")
+    if wrong := [number for number in split_names(rows) if not number.isdecimal() or int(number) < 1]:
+        raise ConfigError(f"rows must be numbers from 1, got {','.join(wrong)}")
+    path = checked_kernel_path(kernels)
+    sizes = Sizes(rows=tuple(map(int, split_names(rows))), formats=chosen)
+    with progress_log() as log:
+        report = run_kernel_benchmark(
+            path,
+            INSTRUCTION_LIMITS.get(path, {}),
+            num_threads or len(usable_cpus()),
+            sizes,
+            log,
+            command=typed_command(),
+        )
+    files = write_kernel_report(report, output)
+    typer.echo(files[1].read_text())
+    typer.echo(f"written: {', '.join(map(str, files))}")
+
+
 def peers(
     model: Annotated[
         str, typer.Option(help="folder, Hugging Face repository or embedded name; its last part names the report")
@@ -166,6 +204,7 @@ def peers(
     llama_bench: Annotated[
         Path | None, typer.Option(help="llama-bench, with llama-server beside it", rich_help_panel=PROGRAM_PANEL)
     ] = None,
+    kernels: Kernels = "auto",
     output: Output = RESULTS,
 ) -> None:
     """Compare with vLLM, OpenVINO and llama.cpp on the same cores; writes JSON, Markdown and SVG after each case."""
@@ -188,6 +227,7 @@ def peers(
         peers_folder=peers_folder or cache_folder() / "peers",
         cpus=usable_cpus(),
         cpu_flags=cpu_flags(),
+        kernels=checked_kernel_path(kernels),
         programs={peer: program for peer, program in programs.items() if program is not None},
     )
     with progress_log(keeps_lines=True) as log:

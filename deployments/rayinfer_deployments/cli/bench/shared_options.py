@@ -11,6 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table as TerminalTable
 
+from rayinfer.config import KernelPath, kernel_path
+from rayinfer.errors import ConfigError
+
 if TYPE_CHECKING:
     from rayinfer.benchmark.report import Table
 
@@ -19,6 +22,7 @@ RESULTS = Path("kernels/benchmarks/results")
 Model = Annotated[str, typer.Option(help="folder, GGUF file, Hugging Face repository or embedded name")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="write the result to this file")]
 Output = Annotated[Path, typer.Option(help="folder for the report's files")]
+Kernels = Annotated[KernelPath, typer.Option(help="instruction set that everything measured is kept to")]
 Seed = Annotated[int, typer.Option(help="seed of the prompts and lengths")]
 
 
@@ -70,6 +74,16 @@ def progress_count(total: int) -> Iterator[Callable[[int], None]]:
     with Progress(transient=True) as progress:
         task = progress.add_task("requests", total=total)
         yield lambda completed: progress.update(task, completed=completed)
+
+
+def checked_kernel_path(setting: str) -> str:
+    """Return the kernel path that a setting names; raises ConfigError for one that this processor cannot run."""
+    import rayinfer_kernels
+
+    path = kernel_path(setting)
+    if path != "native" and path not in (runnable := rayinfer_kernels.runnable_kernel_paths()):
+        raise ConfigError(f"kernels must be one of {', '.join(runnable)} on this processor, got {path!r}")
+    return path
 
 
 def typed_command() -> str:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from rayinfer.config import DEFAULT_MODEL, cache_folder, packed_cache_bytes
+from rayinfer.config import DEFAULT_MODEL, cache_folder, kernel_path, packed_cache_bytes
+from rayinfer.errors import ConfigError
 from rayinfer.optimization.packed_entries import list_entries
 from rayinfer_deployments.cli.doctor.findings import Finding
 from rayinfer_deployments.cli.doctor.network_checks import check_open_ports
@@ -36,6 +37,7 @@ def check_machine() -> list[Finding]:
         check_package("ray", _describe_ray),
         check_package("transformers"),
         check_compiler(shutil.which),
+        check_kernels(),
         check_gpu(shutil.which),
         check_engine_defaults(_device_type()),
         check_memory(_available_memory_gib()),
@@ -89,6 +91,28 @@ def check_compiler(find: Callable[[str], str | None]) -> Finding:
         return Finding(name="C++ compiler", verdict="ok", found=f"{path} {_first_line(path, '-dumpfullversion')}")
     remedy = f"sudo apt-get install {COMPILER} (or your distribution's package of it)"
     return Finding(name="C++ compiler", verdict="advice", found="none: CPU kernels run as plain torch", remedy=remedy)
+
+
+def check_kernels() -> Finding:
+    """Report the CPU kernels that engines choose here, and the others that this processor runs."""
+    try:
+        import rayinfer_kernels
+    except (ImportError, OSError):
+        return Finding(name="CPU kernels", verdict="advice", found="unknown", remedy="fix torch first")
+    try:
+        chosen, runnable = kernel_path(), rayinfer_kernels.runnable_kernel_paths()
+    except ConfigError as error:
+        return Finding(name="CPU kernels", verdict="missing", found=str(error), remedy="unset RAYINFER_KERNELS")
+    except rayinfer_kernels.KernelBuildFailed as error:
+        return Finding(name="CPU kernels", verdict="advice", found=str(error), remedy=f"install {COMPILER}")
+    if chosen == "native":
+        found = f"{runnable[0]}; also {', '.join(runnable[1:])}" if runnable[1:] else runnable[0]
+        return Finding(name="CPU kernels", verdict="ok", found=found)
+    if chosen not in runnable:
+        found = f"RAYINFER_KERNELS is {chosen}, which this processor cannot run"
+        return Finding(name="CPU kernels", verdict="missing", found=found, remedy="unset RAYINFER_KERNELS")
+    found = f"{chosen}, of {', '.join(runnable)}"
+    return Finding(name="CPU kernels", verdict="advice", found=found, remedy="unset RAYINFER_KERNELS for the best")
 
 
 def check_gpu(find: Callable[[str], str | None]) -> Finding:

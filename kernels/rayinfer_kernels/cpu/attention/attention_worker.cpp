@@ -10,7 +10,7 @@ constexpr float kLog2e = 1.44269504f;
 // 2^x for x <= 0, by 2^n times a polynomial in x - n; 0 below 2^-125.
 inline Float exp2_of_negative(Float x) {
     constexpr float low = -125.0f, shift = 12582912.0f + 127.0f;  // 1.5 x 2^23 rounds to an integer
-    const Float bounded = x < low ? splat(low) : x;
+    const Float bounded = larger(splat(low), x);
     const Float shifted = bounded + shift;
     const Float r = bounded - (shifted - shift);
     Float p = splat(1.327647129e-03f);
@@ -298,7 +298,7 @@ float TileWorker<E>::weigh_row(int64_t row, int64_t start, int64_t num_vectors, 
     const int64_t first = step_.first_visible(position) - start;
     const int64_t last = std::min(position - start, step_.chunk() - 1);  // whole vectors may end later
     if (first > 0 || last < num_vectors * kWidth - 1) {
-        const Int lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        const Int lanes = lane_numbers();
         for (int64_t v = 0; v < num_vectors; ++v) {
             const Int token = lanes + (int32_t)(v * kWidth);
             const Float score = load(scores + v * kWidth);
@@ -309,7 +309,7 @@ float TileWorker<E>::weigh_row(int64_t row, int64_t start, int64_t num_vectors, 
     Float greatest = load(scores);
     for (int64_t v = 1; v < num_vectors; ++v) {
         const Float score = load(scores + v * kWidth);
-        greatest = score > greatest ? score : greatest;
+        greatest = larger(score, greatest);
     }
     const float before = states.most(row), most = std::max(before, max_of(greatest));
     const float decay = decay_of(before, most), origin = most == -kInfinity ? 0.0f : most;  // nothing to see yet: zeros

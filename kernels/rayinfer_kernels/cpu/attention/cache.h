@@ -42,13 +42,13 @@ struct Cache {
         constexpr int64_t n = kNeighbors<E>;
         const int64_t block = slot / block_size, token = slot % block_size;
         E* key_at = key_block(block, head) + token * n;
-        write_row(key_row, head_dim, key_scales, first_slot(block, head) + token, [&](int64_t d, const E* sixteen) {
+        write_row(key_row, head_dim, key_scales, first_slot(block, head) + token, [&](int64_t d, const E* numbers) {
             for (int64_t i = 0; i < kWidth; i += n)
-                std::memcpy(key_at + (d + i) * block_size, sixteen + i, n * sizeof(E));
+                std::memcpy(key_at + (d + i) * block_size, numbers + i, n * sizeof(E));
         });
         E* value_at = value_block(block, head) + token / n * n * padded_dim + token % n;
-        write_row(value_row, head_dim, value_scales, first_slot(block, head) + token, [&](int64_t d, const E* sixteen) {
-            for (int64_t i = 0; i < kWidth; ++i) value_at[(d + i) * n] = sixteen[i];
+        write_row(value_row, head_dim, value_scales, first_slot(block, head) + token, [&](int64_t d, const E* numbers) {
+            for (int64_t i = 0; i < kWidth; ++i) value_at[(d + i) * n] = numbers[i];
         });
     }
 
@@ -62,13 +62,13 @@ struct Cache {
             if (scale > 0.0f) divisor = scale;
         }
         for (int64_t d = 0; d < head_dim; d += kWidth) {
-            E sixteen[kWidth];
+            E numbers[kWidth];
             const Float x = load(row + d, head_dim - d);
             if constexpr (kHasScales)
-                store(sixteen, x / divisor);
+                store(numbers, x / divisor);
             else
-                store(sixteen, x);
-            put(d, sixteen);
+                store(numbers, x);
+            put(d, numbers);
         }
     }
 

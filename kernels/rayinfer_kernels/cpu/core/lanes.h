@@ -1,11 +1,13 @@
-// Sixteen floats at a time, in GCC's vector extensions: the compiler maps them to whatever the processor has.
+// A register's floats at a time, in GCC's vector extensions: the compiler maps them to whatever the processor has.
+//
+// Never more: of a vector wider than a register GCC compares, chooses and converts number by number.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 #include <limits>
 
-#if defined(__AVX512F__)
+#if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
@@ -19,20 +21,20 @@ struct Lanes {
     typedef uint16_t Half __attribute__((vector_size(Width * 2)));
 };
 
-constexpr int kWidth = 16;
-using Float = Lanes<kWidth>::Float;
-using Word = Lanes<kWidth>::Word;
-using Half = Lanes<kWidth>::Half;
-typedef int32_t Int __attribute__((vector_size(kWidth * 4)));
-
 // Floats of one register.
 #if defined(__AVX512F__)
 constexpr int kSimd = 16;
-#elif defined(__AVX__)
+#elif defined(__AVX2__)
 constexpr int kSimd = 8;
 #else
 constexpr int kSimd = 4;
 #endif
+
+constexpr int kWidth = kSimd;
+using Float = Lanes<kWidth>::Float;
+using Word = Lanes<kWidth>::Word;
+using Half = Lanes<kWidth>::Half;
+typedef int32_t Int __attribute__((vector_size(kWidth * 4)));
 
 // 6 x 4 of 32 registers hold sums, 6 x 2 of 16; without fused multiplication and addition products need one too.
 constexpr int64_t kTileRows = kSimd == 4 ? 4 : 6;
@@ -55,15 +57,56 @@ inline Vector load_raw(const Element* from) {
 
 inline Float splat(float x) { return Float{} + x; }
 
-inline Float widen(Half halves) { return (Float)(__builtin_convertvector(halves, Word) << 16); }
+// 0, 1, 2, ...
+inline Int lane_numbers() {
+    constexpr int32_t numbers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return load_raw<Int>(numbers);
+}
 
-// To the nearest, ties to even; NaN stays NaN.
+// The greater or lesser of each two; `b` where one of them is NaN.
+inline Float larger(Float a, Float b) {
+#if defined(__AVX512F__)
+    return (Float)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (Float)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+inline Float smaller(Float a, Float b) {
+#if defined(__AVX512F__)
+    return (Float)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (Float)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+    return a < b ? a : b;
+#endif
+}
+
+inline Float absolute(Float x) { return (Float)((Word)x & 0x7fffffffu); }
+
+inline Float widen(Half halves) {
+#if defined(__AVX2__) && !defined(__AVX512F__)  // GCC converts halves of a register
+    return (Float)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)halves), 16);
+#else
+    return (Float)(__builtin_convertvector(halves, Word) << 16);
+#endif
+}
+
+// To the nearest bfloat16, ties to even, in the upper half of each word; the lower half may hold anything. NaN stays NaN.
+inline Word nearest_upper_half(Float x) {
+    const Word bits = (Word)x;
+    return (bits + 0x7fffu + (bits << 15 >> 31)) | (Word)(x != x);
+}
+
 inline Half narrow(Float x) {
-    Word bits = (Word)x;
-    Word rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    // A choice of vectors wider than a register would be made number by number, so a mask does it: all ones for NaN.
-    Word is_nan = (Word)((Int)(0x7f800000u - (bits & 0x7fffffffu)) >> 31);
-    return __builtin_convertvector((rounded & ~is_nan) | (((bits >> 16) | 0x40u) & is_nan), Half);
+    const Word halves = nearest_upper_half(x) >> 16;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256i packed = _mm256_packus_epi32((__m256i)halves, (__m256i)halves);
+    return (Half)_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0b1000));
+#else
+    return __builtin_convertvector(halves, Half);
+#endif
 }
 
 inline Float load(const float* from) { return load_raw<Float>(from); }
@@ -100,31 +143,37 @@ inline Float rounded_to<float>(Float x) {
 }
 template <>
 inline Float rounded_to<bfloat16>(Float x) {
-    return widen(narrow(x));
+    return (Float)(nearest_upper_half(x) & 0xffff0000u);
 }
 
-// In a fixed order, so that equal lanes give equal sums.
+// The lower half of the lanes with the upper half, and so on: in a fixed order, so that equal lanes give equal results.
+template <int Width, class Combine>
+inline float fold_lanes(typename Lanes<Width>::Float x, Combine combine) {
+    if constexpr (Width == 2) {
+        return combine(x[0], x[1]);
+    } else {
+        using Part = typename Lanes<Width / 2>::Float;
+        Part halves[2];
+        std::memcpy(halves, &x, sizeof(x));
+        return fold_lanes<Width / 2>(combine(halves[0], halves[1]), combine);
+    }
+}
+
 inline float sum_of(Float x) {
-    float lanes[kWidth];
-    store(lanes, x);
-    for (int half = kWidth / 2; half; half /= 2)
-        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-    return lanes[0];
+    return fold_lanes<kWidth>(x, [](auto a, auto b) { return a + b; });
 }
 
 inline float max_of(Float x) {
-    float most = x[0];
-    for (int i = 1; i < kWidth; ++i) most = x[i] > most ? x[i] : most;
-    return most;
+    return fold_lanes<kWidth>(x, [](auto a, auto b) { return a > b ? a : b; });
 }
 
-// e^x by 2^n times a polynomial in r, x = n ln 2 + r; 0 below the smallest normal float, infinite above the largest.
-inline Float exp(Float x) {
-    constexpr float low = -87.33654f, shift = 12582912.0f;  // 1.5 x 2^23 rounds to an integer
-    Float bounded = x < low ? splat(low) : x;
-    bounded = bounded > 89.0f ? splat(89.0f) : bounded;  // more than any float
-    Float shifted = bounded * 1.44269504f + shift;
-    Float n = shifted - shift;
+// e^x for x <= 87.3, of what is below -87.3 the same as of that: 2^n times a polynomial in r, x = n ln 2 + r.
+constexpr float kLargestExponent = 87.33654f;
+inline Float exp_of_bounded(Float x) {
+    constexpr float shift = 12582912.0f;  // 1.5 x 2^23 rounds to an integer
+    const Float bounded = larger(splat(-kLargestExponent), x);
+    const Float shifted = bounded * 1.44269504f + shift;
+    const Float n = shifted - shift;
     Float r = bounded - n * 0.693359375f;
     r = r + n * 2.12194440e-4f;
     Float p = splat(1.392625333e-03f);
@@ -133,18 +182,14 @@ inline Float exp(Float x) {
     p = p * r + 1.666663067e-01f;
     p = p * r + 0.5f;
     p = (p * r) * r + r + 1.0f;
-#if defined(__AVX512F__)
-    const Float result = (Float)_mm512_scalef_ps((__m512)p, (__m512)n);  // p x 2^n, infinite where that is
-    return x < low ? splat(0.0f) : result;
-#else
-    // Halved twice, because 2^128 is no float.
-    Word exponent = (Word)shifted - (Word)splat(shift);
-    Word lower = (Word)((Int)exponent >> 1);
-    Float result = p * (Float)((lower + 127u) << 23) * (Float)((exponent - lower + 127u) << 23);
-    result = x < low ? splat(0.0f) : result;
-    return x > 88.72283f ? splat(kInfinity) : result;
-#endif
+    return p * (Float)((Word)shifted + 127u << 23);  // of the sum's other bits none is left
 }
+
+// e^x for |x| <= 87.3, of what is beyond that the same as of the bound.
+inline Float bounded_exp(Float x) { return exp_of_bounded(smaller(splat(kLargestExponent), x)); }
+
+// e^x for x <= 0; 0 below the smallest normal float.
+inline Float exp_of_negative(Float x) { return x < -kLargestExponent ? splat(0.0f) : exp_of_bounded(x); }
 
 // 1 / x for 1 <= x < 2^126: an estimate and one of Newton's steps, where dividing takes many times as long.
 inline Float reciprocal(Float x) {
@@ -157,7 +202,7 @@ inline Float reciprocal(Float x) {
 }
 
 inline Float tanh(Float x) {
-    Float size = x < 0.0f ? -x : x;
+    Float size = absolute(x);
     Float square = x * x;
     Float p = splat(-6.077547406e-03f);
     p = p * square + 2.098361198e-02f;
@@ -165,7 +210,7 @@ inline Float tanh(Float x) {
     p = p * square + 1.333274471e-01f;
     p = p * square + -3.333332839e-01f;
     Float small = x + x * square * p;
-    Float large = 1.0f - 2.0f / (exp(size + size) + 1.0f);
+    Float large = 1.0f - 2.0f / (bounded_exp(size + size) + 1.0f);
     Float result = x < 0.0f ? -large : large;
     return size < 0.625f ? small : result;
 }

@@ -16,6 +16,14 @@ constexpr bool kHasBfloat16Products = true;
 constexpr bool kHasBfloat16Products = false;
 #endif
 
+// Where no instruction multiplies bytes exactly, weights of eight bits are widened to sixteen, and so are rows: once, when
+// they are encoded. Processors with AVX2 multiply and add two such products at once.
+#if defined(__AVX2__) && !defined(__AVX512BW__) && !defined(__AVXVNNI__)
+constexpr bool kHasWideNumbers = true;
+#else
+constexpr bool kHasWideNumbers = false;
+#endif
+
 constexpr int64_t kRowAlignment = 64;  // bytes: every encoded row begins where a cache line does
 
 // A number of a row that is not quantized: where nothing multiplies bfloat16 they are widened once, not in every product.
@@ -35,6 +43,14 @@ struct alignas(kRowAlignment) QuantizedRow {
 
 inline uint8_t* quantized_numbers(void* row) { return (uint8_t*)row + sizeof(QuantizedRow); }
 inline const uint8_t* quantized_numbers(const void* row) { return (const uint8_t*)row + sizeof(QuantizedRow); }
+
+// Behind the numbers without signs, the same with sixteen bits and signs.
+inline int16_t* wide_numbers(void* row, int64_t padded_width) {
+    return (int16_t*)(quantized_numbers(row) + rounded_up(padded_width, kRowAlignment));
+}
+inline const int16_t* wide_numbers(const void* row, int64_t padded_width) {
+    return wide_numbers((void*)row, padded_width);
+}
 
 // Of each 32 numbers, their sum times -8: added to products with weights that were moved up by 8 to have no sign.
 constexpr int32_t kInt4Zero = 8;
@@ -70,7 +86,8 @@ int64_t encoded_row_bytes(Format format, int64_t width) {
     const int64_t numbers = padded_width(format, width);
     if (is_dynamic(format)) {
         const int64_t plain = (int64_t)sizeof(QuantizedRow) + rounded_up(numbers, kRowAlignment);
-        if (format == Format::int8_dynamic) return plain;
+        const int64_t wide = kHasWideNumbers ? rounded_up(numbers * (int64_t)sizeof(int16_t), kRowAlignment) : 0;
+        if (format == Format::int8_dynamic) return plain + wide;
         const int64_t groups = numbers / kGroupSize, offsets = groups * (int64_t)sizeof(int32_t);
         return plain + rounded_up(offsets, kRowAlignment) + rounded_up(groups, kRowAlignment);
     }

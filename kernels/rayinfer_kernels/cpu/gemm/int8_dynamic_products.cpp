@@ -16,6 +16,7 @@
 namespace rayinfer {
 namespace {
 
+constexpr int64_t kMostTileRows = kHasWideNumbers ? 6 : kByteTileRows;
 constexpr int64_t kMostWideRows = kByteLanes < 16 ? 2 : kByteTileRows;
 constexpr int kVectorsPerPanel = kPanelWidth / kByteLanes;
 constexpr int kVectorsPerLine = kLine / (4 * kByteLanes);
@@ -24,7 +25,7 @@ constexpr int64_t kBlockQuads = 512;  // of two panels, 128 kB: the next ones an
 
 struct TileTask {
     const uint8_t* rows;
-    int64_t row_bytes;
+    int64_t row_bytes, padded_width;
     int64_t quad, num_quads;   // which inputs
     const int8_t* columns[2];  // where those of each panel begin
     bool is_first, is_last;    // whether `sums` hold nothing yet; whether they become results
@@ -97,16 +98,96 @@ __attribute__((noinline)) void multiply_tile(const TileTask& task) {
     }
 }
 
+#if defined(__AVX2__)
+// Without an instruction for four products: weights are widened to sixteen bits. A register has the four inputs of four
+// outputs, and sums of two products each, which are added in the end.
+template <int Rows, int Vectors>
+__attribute__((noinline)) void multiply_wide_tile(const TileTask& task) {
+    constexpr int kHalves = 2 * Vectors;
+    __m256i sums[Rows][kHalves] = {};
+    const int64_t row_bytes = task.row_bytes, ahead_step = task.ahead_step;
+    const char* rows = (const char*)(wide_numbers(task.rows, task.padded_width) + task.quad * 4);
+    const int8_t* columns = task.columns[0];
+    const char* ahead = task.ahead;
+    const bool is_alone = task.is_alone;
+    for (const char* end = rows + task.num_quads * 8; rows < end; rows += 8) {
+        __m256i row[Rows];
+        if constexpr (Vectors > 1)
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; ++r) row[r] = _mm256_set1_epi64x(load_raw<int64_t>(rows + r * row_bytes));
+        __m256i widened[kHalves];
+#pragma GCC unroll 8
+        for (int h = 0; h < kHalves; ++h) {
+            widened[h] = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(columns + h * 16)));
+            if constexpr (Vectors > 1)
+#pragma GCC unroll 8
+                for (int r = 0; r < Rows; ++r)
+                    sums[r][h] = _mm256_add_epi32(sums[r][h], _mm256_madd_epi16(widened[h], row[r]));
+        }
+        if constexpr (Vectors == 1)
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; ++r) {
+                row[r] = _mm256_set1_epi64x(load_raw<int64_t>(rows + r * row_bytes));
+                sums[r][0] = _mm256_add_epi32(sums[r][0], _mm256_madd_epi16(widened[0], row[r]));
+                sums[r][1] = _mm256_add_epi32(sums[r][1], _mm256_madd_epi16(widened[1], row[r]));
+            }
+        if (is_alone) {
+            fetch<(Vectors * kByteLanes * 4 + kLine - 1) / kLine * kLine>(columns + kStreamAhead);
+        } else {
+            fetch<kLine>(ahead);
+            ahead += ahead_step;
+        }
+        columns += kQuadBytes;
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+        const float row_scale = ((const QuantizedRow*)(task.rows + r * row_bytes))->scale;
+#pragma GCC unroll 8
+        for (int v = 0; v < Vectors; ++v) {
+            float* to = task.sums + r * task.sum_stride + v * kByteLanes;
+            const __m256i halves = _mm256_hadd_epi32(sums[r][2 * v], sums[r][2 * v + 1]);
+            ByteSums whole = (ByteSums)_mm256_permute4x64_epi64(halves, 0b11011000);
+            if (!task.is_first) whole += load_raw<ByteSums>(to);
+            if (task.is_last) {
+                const SumFloats scales = load_raw<SumFloats>(task.scales + v * kByteLanes);
+                whole = (ByteSums)(__builtin_convertvector(whole, SumFloats) * scales * row_scale);
+            }
+            std::memcpy(to, &whole, sizeof(whole));
+        }
+    }
+}
+#endif
+
+template <int Vectors>
+void multiply(int64_t num_rows, const TileTask& task) {
+#if defined(__AVX2__)
+    if constexpr (kHasWideNumbers) {
+        if constexpr (Vectors > 1) return multiply_wide_tile<4 / Vectors, Vectors>(task);  // see tile_vectors
+        return with_rows<kMostTileRows>(num_rows, [&](auto rows) { multiply_wide_tile<rows, 1>(task); });
+    }
+#endif
+    if constexpr (!kHasWideNumbers) {
+        constexpr int64_t most = Vectors == 4 ? kMostWideRows : kByteTileRows;
+        with_rows<most>(num_rows, [&](auto rows) { multiply_tile<rows, Vectors>(task); });
+    }
+}
+
+// How many vectors of columns a tile has, by what the registers hold.
+int64_t tile_vectors(int64_t num_rows, int64_t num_panels) {
+    if (kHasWideNumbers) return num_rows == 1 ? 4 : num_rows == 2 ? 2 : 1;
+    const bool is_wide = kByteLanes < 16 ? num_rows <= 2 : num_panels == 2 && num_rows > 1;
+    return is_wide ? 4 : 2;
+}
+
 }  // namespace
 
 void int8_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, int64_t num_panels, float* sums) {
     const int64_t width = num_panels * kPanelWidth, num_quads = padded_width(weight.format, weight.in_features) / 4;
     const int64_t stride = num_quads * kQuadBytes;
     const int8_t* panels = (const int8_t*)weight.panels + panel * stride;
-    const RowTiles tiles(rows.num_rows, kByteTileRows);
-    const int64_t num_blocks = rows.num_rows <= kByteTileRows ? 1 : (num_quads + kBlockQuads - 1) / kBlockQuads;
-    const bool is_wide = kByteLanes < 16 ? rows.num_rows <= 2 : num_panels == 2 && rows.num_rows > 1;
-    const int64_t step = (is_wide ? 4 : 2) * kByteLanes;
+    const RowTiles tiles(rows.num_rows, kMostTileRows);
+    const int64_t num_blocks = rows.num_rows <= kMostTileRows ? 1 : (num_quads + kBlockQuads - 1) / kBlockQuads;
+    const int64_t vectors = tile_vectors(rows.num_rows, num_panels), step = vectors * kByteLanes;
     const char *ahead = (const char*)panels + num_panels * stride, *ahead_end = ahead + num_panels * stride;
     for (int64_t block = 0; block < num_blocks; ++block) {
         const int64_t quad = num_quads * block / num_blocks, quads = num_quads * (block + 1) / num_blocks - quad;
@@ -118,6 +199,7 @@ void int8_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, in
                 const int64_t output = panel * kPanelWidth + column;
                 const TileTask task = {rows.rows + row * rows.row_bytes,
                                        rows.row_bytes,
+                                       num_quads * 4,
                                        quad,
                                        quads,
                                        {columns, columns + stride},
@@ -130,10 +212,11 @@ void int8_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, in
                                        tiles.count == 1,
                                        ahead,
                                        ahead < ahead_end ? kLine : 0};
-                if (is_wide)
-                    with_rows<kMostWideRows>(end - row, [&](auto count) { multiply_tile<count, 4>(task); });
-                else
-                    with_rows<kByteTileRows>(end - row, [&](auto count) { multiply_tile<count, 2>(task); });
+                switch (vectors) {
+                    case 1: multiply<1>(end - row, task); break;
+                    case 2: multiply<2>(end - row, task); break;
+                    default: multiply<4>(end - row, task);
+                }
                 ahead += task.ahead_step * quads;
             }
     }

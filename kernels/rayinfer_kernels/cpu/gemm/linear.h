@@ -57,7 +57,7 @@ struct LinearLayer {
     const T* bias;  // or null; a gated weight's is [2 x out_features], gate first
     Activation activation;
 
-    // `put(row, column, values, left)` takes sixteen results at a time, of which `left` count.
+    // `put(row, column, values, left)` takes a vector of results at a time, of which `left` count.
     template <class Put>
     void run(EncodedRows rows, WorkStealingQueue& units, uint32_t round, ThreadRange thread, const Put& put) const {
         // Threads share the panels, and the rows too where panels are few.

@@ -14,6 +14,7 @@ namespace {
 constexpr float kLimit = 127.0f;
 constexpr float kSmallest = 0x1p-100f;  // what is smaller everywhere counts as nothing: its scale's inverse is no float
 constexpr int32_t kInfinite = 0x7f800000;
+constexpr int64_t kSumsPerLine = kRowAlignment / (int64_t)sizeof(int32_t);
 
 inline int32_t largest_lane(Int lanes) {
 #if defined(__AVX512F__)
@@ -40,12 +41,13 @@ typedef int8_t Numbers __attribute__((vector_size(kWidth)));
 inline Numbers nearest(Float x) {
 #if defined(__AVX512F__)
     return (Numbers)_mm512_cvtepi32_epi8(_mm512_cvtps_epi32((__m512)x));
+#elif defined(__AVX2__)
+    const __m256i whole = _mm256_cvtps_epi32((__m256)x);
+    const __m128i shorts = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+    return (Numbers)_mm_cvtsi128_si64(_mm_packs_epi16(shorts, shorts));
 #elif defined(__SSE2__)
-    __m128 parts[4];
-    std::memcpy(parts, &x, sizeof(x));
-    const __m128i first = _mm_packs_epi32(_mm_cvtps_epi32(parts[0]), _mm_cvtps_epi32(parts[1]));
-    const __m128i second = _mm_packs_epi32(_mm_cvtps_epi32(parts[2]), _mm_cvtps_epi32(parts[3]));
-    return (Numbers)_mm_packs_epi16(first, second);
+    const __m128i shorts = _mm_packs_epi32(_mm_cvtps_epi32((__m128)x), _mm_setzero_si128());
+    return (Numbers)_mm_cvtsi128_si32(_mm_packs_epi16(shorts, shorts));
 #else
     Numbers numbers;
     for (int lane = 0; lane < kWidth; ++lane) numbers[lane] = (int8_t)__builtin_nearbyintf(x[lane]);
@@ -56,57 +58,81 @@ inline Numbers nearest(Float x) {
 // What makes the sign go: 128 is added to each number.
 inline Numbers moved_up(Numbers numbers) { return numbers ^ (int8_t)-128; }
 
-inline int32_t sum_of(Numbers first, Numbers second) {
+inline int32_t sum_of(Numbers numbers) {
 #if defined(__SSE2__)
-    const __m128i zero{}, halves = _mm_add_epi64(_mm_sad_epu8((__m128i)moved_up(first), zero),
-                                                 _mm_sad_epu8((__m128i)moved_up(second), zero));
-    return _mm_cvtsi128_si32(halves) + _mm_cvtsi128_si32(_mm_unpackhi_epi64(halves, halves)) - 2 * 128 * kWidth;
+    const Numbers unsigned_ones = moved_up(numbers);
+    __m128i all = {};
+    std::memcpy(&all, &unsigned_ones, sizeof(unsigned_ones));
+    const __m128i halves = _mm_sad_epu8(all, __m128i{});
+    return _mm_cvtsi128_si32(halves) + _mm_cvtsi128_si32(_mm_unpackhi_epi64(halves, halves)) - 128 * kWidth;
 #else
     int32_t sum = 0;
-    for (int lane = 0; lane < kWidth; ++lane) sum += first[lane] + second[lane];
+    for (int lane = 0; lane < kWidth; ++lane) sum += numbers[lane];
+    return sum;
+#endif
+}
+
+// Of a whole group's numbers with signs.
+inline int32_t sum_of_group(const uint8_t* numbers) {
+    static_assert(kGroupSize == 32);
+#if defined(__SSE2__)
+    const __m128i zero{}, up = _mm_set1_epi8(-128);
+    const __m128i first = _mm_xor_si128(_mm_loadu_si128((const __m128i*)numbers), up);
+    const __m128i second = _mm_xor_si128(_mm_loadu_si128((const __m128i*)(numbers + 16)), up);
+    const __m128i halves = _mm_add_epi64(_mm_sad_epu8(first, zero), _mm_sad_epu8(second, zero));
+    return _mm_cvtsi128_si32(halves) + _mm_cvtsi128_si32(_mm_unpackhi_epi64(halves, halves)) - 128 * kGroupSize;
+#else
+    int32_t sum = 0;
+    for (int64_t i = 0; i < kGroupSize; ++i) sum += (int8_t)numbers[i];
     return sum;
 #endif
 }
 
 void quantize(const float* row, int64_t width, int64_t padded, float inverse, void* to) {
     uint8_t* bytes = quantized_numbers(to);
+    [[maybe_unused]] int16_t* wide = wide_numbers(to, padded);
     for (int64_t i = 0; i < padded; i += kWidth) {
-        const Numbers numbers = moved_up(nearest(load(row + i, width - i) * inverse));
-        std::memcpy(bytes + i, &numbers, sizeof(numbers));
+        const Numbers numbers = nearest(load(row + i, width - i) * inverse), stored = moved_up(numbers);
+        std::memcpy(bytes + i, &stored, sizeof(stored));
+        if constexpr (kHasWideNumbers) {
+            typedef int16_t Wide __attribute__((vector_size(kWidth * 2)));
+            const Wide widened = __builtin_convertvector(numbers, Wide);
+            std::memcpy(wide + i, &widened, sizeof(widened));
+        }
     }
 }
 
 void quantize_groups(const float* row, int64_t width, int64_t padded, float inverse, void* to) {
-    static_assert(kGroupSize == 2 * kWidth);
+    static_assert(kGroupSize % kWidth == 0);
     uint8_t* bytes = quantized_numbers(to);
     int32_t* sums = group_offsets(to, padded);
-    for (int64_t i = 0; i < padded; i += kGroupSize) {
-        const Numbers first = nearest(load(row + i, width - i) * inverse);
-        const Numbers second = nearest(load(row + i + kWidth, width - i - kWidth) * inverse);
-        std::memcpy(bytes + i, &first, sizeof(first));
-        std::memcpy(bytes + i + kWidth, &second, sizeof(second));
-        *sums++ = sum_of(first, second);
+    for (int64_t group = 0; group < padded; group += kGroupSize) {
+        for (int64_t i = group; i < group + kGroupSize; i += kWidth) {
+            const Numbers numbers = nearest(load(row + i, width - i) * inverse);
+            std::memcpy(bytes + i, &numbers, sizeof(numbers));
+        }
+        *sums++ = sum_of_group(bytes + group);
     }
 }
 
 // From the sums of groups, which lie where what groups begin with comes to lie. Behind them are zeros, to a whole line.
 void quantize_sums(int64_t padded, void* to) {
-    const int64_t num_groups = padded / kGroupSize;
+    const int64_t num_groups = padded / kGroupSize, end = rounded_up(num_groups, kSumsPerLine);
     int32_t* offsets = group_offsets(to, padded);
     uint8_t* bytes = group_sums(to, padded);
-    std::memset(offsets + num_groups, 0, (rounded_up(num_groups, kWidth) - num_groups) * sizeof(int32_t));
+    std::memset(offsets + num_groups, 0, (end - num_groups) * sizeof(int32_t));
     Int most = {};
-    for (int64_t i = 0; i < num_groups; i += kWidth) {
+    for (int64_t i = 0; i < end; i += kWidth) {
         const Int sums = load_raw<Int>(offsets + i), sign = sums >> 31, size = (sums ^ sign) - sign;
         most = size > most ? size : most;
     }
     const float largest = (float)largest_lane(most);
     const float inverse = largest > 0 ? kLimit / largest : 0.0f;
     int32_t total = 0;
-    for (int64_t i = 0; i < num_groups; i += kWidth) {
+    for (int64_t i = 0; i < end; i += kWidth) {
         const Int sums = load_raw<Int>(offsets + i), starts = sums * -kInt4Zero;
         const Numbers numbers = nearest(__builtin_convertvector(sums, Float) * inverse);
-        total += sum_of(numbers, Numbers{});
+        total += sum_of(numbers);
         std::memcpy(bytes + i, &numbers, sizeof(numbers));
         std::memcpy(offsets + i, &starts, sizeof(starts));
     }

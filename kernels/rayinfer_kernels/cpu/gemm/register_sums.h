@@ -14,10 +14,11 @@ namespace rayinfer {
 
 // Otherwise GCC fetches factors early where it may, and then has to spill sums.
 #if defined(__aarch64__)
-#define RAYINFER_KEEP_IN_REGISTER(x) asm("" : "+w"(x))
+#define RAYINFER_VECTOR "w"
 #else
-#define RAYINFER_KEEP_IN_REGISTER(x) asm("" : "+v"(x))
+#define RAYINFER_VECTOR "v"
 #endif
+#define RAYINFER_KEEP_IN_REGISTER(x) asm("" : "+" RAYINFER_VECTOR(x))
 
 template <int W>
 struct Bytes {
@@ -72,7 +73,16 @@ struct WidenedPairs {
     static RAYINFER_INLINE Columns first_of_pair(const bfloat16* from) { return columns<0>(from); }
     static RAYINFER_INLINE Columns second_of_pair(const bfloat16* from) { return columns<1>(from); }
     static RAYINFER_INLINE Columns add(Columns sums, Columns columns, Factor factor) {
-        return sums + columns * (factor - Columns{});  // 0 + factor would be a sum that is computed: of -0 it makes 0
+        const Columns factors = factor - Columns{};  // 0 + factor would be a sum that is computed: of -0 it makes 0
+#if defined(__AVX2__) && defined(__FMA__)
+        if constexpr (W == 8) {  // with 16 registers GCC keeps sums in them around the instruction only
+            asm("vfmadd231ps %2, %1, %0" : "+x"(sums) : "x"(columns), "x"(factors));
+            return sums;
+        }
+#endif
+        sums += columns * factors;
+        RAYINFER_KEEP_IN_REGISTER(sums);
+        return sums;
     }
 };
 
@@ -120,10 +130,7 @@ struct Sums {
             typename U::Factor factor;
             std::memcpy(&factor, factors + r * stride + Part, sizeof(factor));
 #pragma GCC unroll 8
-            for (int v = 0; v < Vectors; ++v) {
-                at[r][v] = U::add(at[r][v], parts[v], factor);
-                if constexpr (U::kParts == 2) RAYINFER_KEEP_IN_REGISTER(at[r][v]);
-            }
+            for (int v = 0; v < Vectors; ++v) at[r][v] = U::add(at[r][v], parts[v], factor);
         }
     }
 

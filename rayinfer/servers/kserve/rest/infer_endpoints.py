@@ -16,6 +16,7 @@ from rayinfer.servers.error_formats import choose_error_format, kserve_error
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.generation.responses import StreamedResponse, WholeResponse
 from rayinfer.servers.kserve.inference import Inference, InferenceService
+from rayinfer.servers.kserve.prediction_tensors import predictor_description
 from rayinfer.servers.kserve.repository import AnyModel
 from rayinfer.servers.kserve.rest.awaited_response import AwaitedResponse
 from rayinfer.servers.kserve.rest.infer_body import infer_response, read_infer_body, read_json_body
@@ -98,7 +99,7 @@ class InferEndpoints:
 
     async def _read_generate(self, request: Request, name: str, version: str, *, streams: bool) -> TextRequest:
         model = self._service.repository.find_ready(caller_of(request), name, version)
-        if not isinstance(model, ServedModel):
+        if not isinstance(model, ServedModel) or predictor_description(model) is not None:
             raise NotSupported(f"The model {name!r:.200} generates no text; use infer.", "model")
         raw = await read_json_body(request, self._max_body_bytes)
         generation = self._service.generation

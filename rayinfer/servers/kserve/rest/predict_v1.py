@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rayinfer.errors import InvalidParameter
+from rayinfer.errors import InvalidParameter, NotSupported
+from rayinfer.predictions import PredictorDescription
 from rayinfer.protocols import Tensor, TensorModel, TensorSpec
 from rayinfer.servers.kserve.infer_request import (
     InferRequest,
@@ -16,11 +17,13 @@ from rayinfer.servers.kserve.infer_request import (
     infer_settings,
 )
 from rayinfer.servers.kserve.inference import Inference, InferenceService, TextInference
+from rayinfer.servers.kserve.prediction_tensors import IMAGE, TEXT_PAIRS, prediction_specs, predictor_description
 from rayinfer.servers.kserve.repository import AnyModel
 from rayinfer.servers.kserve.tensors.datatypes import DATATYPES
-from rayinfer.servers.kserve.tensors.tensor_json import MAX_JSON_ELEMENTS, decode_json_data
+from rayinfer.servers.kserve.tensors.tensor_json import MAX_JSON_ELEMENTS, bytes_array, decode_json_data
 from rayinfer.servers.kserve.tensors.tensor_shapes import MAX_DIMENSIONS
 from rayinfer.servers.kserve.text_request import text_request
+from rayinfer.servers.prediction.image_items import decode_image_text
 from rayinfer.servers.served_model import ServedModel
 
 _TEXT_NAMES = ("text_input", "prompt")
@@ -36,6 +39,9 @@ def read_predict_body(service: InferenceService, model: AnyModel, body: Mapping[
     if not isinstance(instances, list) or not instances:
         raise InvalidParameter("instances must be a list of at least one", "instances")
     settings = infer_settings(check_parameters(body.get("parameters"), "parameters", allows_lists=True))
+    if isinstance(model, ServedModel) and (description := predictor_description(model)) is not None:
+        inputs = _prediction_inputs(description, instances)
+        return service.check(model, InferRequest(inputs=inputs, settings=settings), started_ns)
     if isinstance(model, ServedModel):
         limits = service.generation.limits
         if len(instances) > limits.max_prompts:
@@ -54,6 +60,32 @@ def predictions(result: InferResult) -> list[Any]:
     if len(columns) == 1:
         return next(iter(columns.values()))
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _prediction_inputs(description: PredictorDescription, instances: Sequence[Any]) -> dict[str, Tensor]:
+    """Make the only input of a predictor: texts, pairs of texts or images, each alone or in an object of its kind."""
+    specs, _ = prediction_specs(description)
+    if not specs:
+        raise NotSupported("This model takes no instances: use /v2/models/NAME/infer or /pooling.", "instances")
+    spec = specs[0]
+    elements: list[bytes] = []
+    for index, instance in enumerate(instances):
+        param = f"instances.{index}"
+        if spec is IMAGE:
+            image = instance.get("image") if isinstance(instance, dict) else instance
+            elements.append(decode_image_text(image.get("b64") if isinstance(image, dict) else image, param))
+            continue
+        texts: list[Any]
+        if isinstance(instance, dict):
+            texts = [instance.get(name) for name in ("text", "text_pair") if name in instance]
+        else:
+            texts = instance if isinstance(instance, list) else [instance]
+        if len(texts) != (2 if spec is TEXT_PAIRS else 1) or any(not isinstance(text, str) for text in texts):
+            kind = "two texts, or an object with text and text_pair" if spec is TEXT_PAIRS else "a text"
+            raise InvalidParameter(f"{param} must be {kind}", param)
+        elements += [text.encode() for text in texts]
+    shape = (len(instances), 2) if spec is TEXT_PAIRS else (len(instances),)
+    return {spec.name: Tensor(spec.name, "BYTES", bytes_array(elements, shape))}
 
 
 def _text(instance: Any, index: int) -> str:

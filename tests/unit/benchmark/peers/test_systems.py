@@ -1,4 +1,5 @@
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,21 @@ def test_a_mode_above_its_limit_runs_with_a_concession(tmp_path):
     assert int8.server_command[-1] == "--allow-inaccurate-quantization"  # a flag without a value
     assert '"allow_inaccurate_quantization": true' in int8.engine_command[-1]
     assert "--no-enable-prefix-caching" in int8.server_command
+
+
+def test_all_systems_are_kept_to_the_instructions_of_a_path(tmp_path):
+    make_program(tmp_path / "llama.cpp-avx2" / "llama-bench", "")
+    (tmp_path / "models" / "tiny").mkdir(parents=True)
+    (tmp_path / "models" / "tiny" / "q8_0.gguf").touch()
+    setup = make_setup(tmp_path, vllm=Path(sys.executable))
+    own, vllm, *_, q8_0, _ = find_systems(replace(setup, kernels="avx2"), ("bfloat16",))
+    assert '"kernels": "avx2"' in own.engine_command[-1]
+    assert own.server_command[-2:] == ["--kernels", "avx2"]
+    for variable in ("ONEDNN_MAX_CPU_ISA=AVX2", "MKL_ENABLE_INSTRUCTIONS=AVX2", "ATEN_CPU_CAPABILITY=avx2"):
+        assert variable in own.engine_command
+    assert vllm.missing == "it cannot be kept to avx2"
+    assert str(tmp_path / "llama.cpp-avx2" / "llama-bench") in q8_0.engine_command
+    assert not any("ONEDNN" in part for part in find_systems(setup, ("bfloat16",))[0].engine_command)
 
 
 def test_every_converted_file_of_llama_cpp_is_a_system(tmp_path):

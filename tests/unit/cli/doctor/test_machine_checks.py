@@ -5,6 +5,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import rayinfer_kernels
 from rayinfer_deployments.cli import build_application
 from rayinfer_deployments.cli.doctor.machine_checks import (
     check_cache,
@@ -12,6 +13,7 @@ from rayinfer_deployments.cli.doctor.machine_checks import (
     check_default_model,
     check_engine_defaults,
     check_gpu,
+    check_kernels,
     check_memory,
     check_open_files,
     check_package,
@@ -58,6 +60,19 @@ def test_without_the_compiler_that_builds_the_kernels_there_is_advice():
     assert check_compiler(lambda name: None).verdict == "advice"
     assert check_compiler(lambda name: "/bin/true" if name == "clang++" else None).verdict == "advice"
     assert check_compiler(lambda name: "/bin/true" if name == "g++" else None).verdict == "ok"
+
+
+def test_doctor_names_the_kernels_that_engines_choose_here(monkeypatch):
+    monkeypatch.delenv("RAYINFER_KERNELS", raising=False)
+    own, *others = rayinfer_kernels.runnable_kernel_paths()
+    assert check_kernels().found.startswith(own)
+    assert check_kernels().verdict == "ok"
+    monkeypatch.setenv("RAYINFER_KERNELS", "portable")
+    assert (check_kernels().verdict, check_kernels().found) == ("advice", f"portable, of {', '.join([own, *others])}")
+    for wrong in {"sse9", *rayinfer_kernels.KERNEL_PATHS} - {"native", own, *others}:
+        monkeypatch.setenv("RAYINFER_KERNELS", wrong)
+        assert check_kernels().verdict == "missing"
+        assert wrong in check_kernels().found
 
 
 def test_without_a_gpu_all_is_well():

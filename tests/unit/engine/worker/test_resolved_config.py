@@ -6,11 +6,13 @@ import logging
 import pytest
 import torch
 
+import rayinfer_kernels
 from rayinfer.config import EngineConfig, engine_config
 from rayinfer.credits import credits_of_each
 from rayinfer.engine.build import build_engine
 from rayinfer.engine.worker.device_defaults import CPU, CUDA
 from rayinfer.engine.worker.resolved_config import resolve_config
+from rayinfer.errors import ConfigError
 from rayinfer.kv_cache.pool_size import CPU_POOL_BYTES, count_kv_blocks
 from rayinfer.outputs import Credits
 from rayinfer.tensor_parallel import RankCoordinates
@@ -110,6 +112,20 @@ def test_an_engine_reports_the_sizes_it_was_built_with_and_grants_credits_by_the
     assert credits_of_each(description, 1) == expected
     assert f"engine for {folder}: {description.capacity}" in caplog.messages
     engine.exit()
+
+
+def test_an_engine_names_its_kernels_and_refuses_those_that_it_cannot_run(folder, monkeypatch):
+    settings = {"model": str(folder), "num_kv_blocks": 16, "dtype": "float32"}
+    engine = build_engine(engine_config(**settings), folder)
+    on_a_gpu = torch.cuda.is_available()
+    assert engine.description.kernels == ("triton" if on_a_gpu else rayinfer_kernels.cpu_kernels_status().path)
+    assert engine.description.capacity.endswith(f", {engine.description.kernels} kernels")
+    engine.exit()
+    # A name that no compiler knows, as that of another machine's path would be.
+    monkeypatch.setitem(rayinfer_kernels.KERNEL_PATHS, "avx512", ("-march=no-such-isa",))
+    if not on_a_gpu:
+        with pytest.raises(ConfigError, match=r"kernels 'avx512' do not run on this machine: .*no-such-isa"):
+            build_engine(engine_config(**settings, kernels="avx512"), folder)
 
 
 def test_a_gpus_pool_is_a_share_of_what_steps_leave(monkeypatch):

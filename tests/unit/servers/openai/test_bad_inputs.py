@@ -141,8 +141,8 @@ REQUESTS = [
     ("POST", "/version", 405),
     ("POST", "/load", 405),
     ("GET", "/v1/nothing", 404),
-    ("POST", "/v1/embeddings", 404),
-    ("POST", "/rerank", 404),
+    ("POST", "/v1/embeddings", 400),
+    ("POST", "/v1/score", 400),
 ]
 
 

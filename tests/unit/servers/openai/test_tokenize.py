@@ -4,7 +4,6 @@ import pytest
 
 from rayinfer.servers.app import build_app
 from rayinfer.servers.request_limits import RequestLimits
-from support.fakes.fake_generator import FakeGenerator
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -98,17 +97,3 @@ async def test_the_load_is_the_number_of_requests_and_the_info_has_the_limits(cl
     generator.not_ready = "warming up"
     info = (await client.get("/server_info/")).json()
     assert info["models"]["org/tiny"] == {"ready": False, "reason": "warming up", "num_engines": 0}
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("/v1/embeddings", "/embeddings", "/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank", "/classify"),
-        *("/v2/embed", "/pooling", "/pooling/"),
-    ],
-)
-async def test_paths_of_other_tasks_are_reserved(client, generator: FakeGenerator, path):
-    response = await client.post(path, json={"input": "hello"})
-    assert response.status_code == 404
-    assert response.json()["error"]["code"] == "task_not_served"
-    assert "No model served here does" in response.json()["error"]["message"]

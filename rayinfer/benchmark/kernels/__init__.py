@@ -1,0 +1,1 @@
+"""Roofline benchmark of the CPU kernels."""

@@ -1,0 +1,274 @@
+"""`Predictor`: a model that does not generate, in this process: embeddings, classes, relevance, images, tensors."""
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rayinfer.config import engine_config
+from rayinfer.errors import ConfigError, EngineDead, InvalidParameter, RequestFailed, shown
+from rayinfer.models.checkpoints.sources import resolve_model
+from rayinfer.prediction_outputs import (
+    FloatArray,
+    LabelScore,
+    activated,
+    finish_embedding,
+    label_scores,
+    prediction_output,
+    similarity,
+)
+from rayinfer.predictions import PredictionTask, PredictorDescription
+from rayinfer.predictors.build_runner import build_runner
+from rayinfer.predictors.predictor_inputs import as_inputs, check_task, cut_into_batches, make_item
+from rayinfer.predictors.registered import find_registered_predictor
+from rayinfer.predictors.runner import Runner, RunnerResult
+from rayinfer.token_entities import OUTSIDE, Aggregation, Entity, ScoredToken, find_entities
+from rayinfer.tokenization.tokenizer import Tokenizer
+
+DEFAULT_BATCH_TOKENS = {"cpu": 2048, "cuda": 16_384}
+
+
+class Predictor:
+    """A loaded model for one thread; `model` is a folder, a hub repository, an embedded or a registered name.
+
+    `batch_size` is in tokens; lists that are longer run in several batches. Other settings are EngineConfig's.
+    Raises ConfigError for settings and ModelLoadError for models that cannot work.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        device: str | None = None,
+        dtype: str = "auto",
+        quantization: str | None = None,
+        batch_size: int | None = None,
+        **settings: Any,
+    ) -> None:
+        self.config = engine_config(model=model, dtype=dtype, quantization=quantization, **settings)
+        chosen = _device(device)
+        self._batch_size = _checked_batch_size(batch_size, chosen)
+        folder = None if find_registered_predictor(model) is not None else resolve_model(model)
+        self._runner: Runner | None = build_runner(self.config, folder, chosen)
+        reads_texts = folder is not None and self._runner.max_input_tokens > 0
+        self.tokenizer = Tokenizer.from_folder(folder) if folder is not None and reads_texts else None
+
+    @property
+    def description(self) -> PredictorDescription:
+        """Tasks of the model, its labels and how its numbers are read."""
+        return self._open.description
+
+    @property
+    def max_input_tokens(self) -> int:
+        """Longest text, special tokens included; 0 where it takes no text."""
+        return self._open.max_input_tokens
+
+    # Numbers of any model
+
+    def predict(self, value: Any, *, truncate: bool = False) -> RunnerResult:
+        """Return the model's raw numbers for one input: a text, a pair of texts, an image or named tensors."""
+        return self.predict_batch([value], truncate=truncate)[0]
+
+    def predict_batch(self, inputs: Sequence[Any], *, truncate: bool = False) -> list[RunnerResult]:
+        """Return the raw numbers of several inputs, in their order."""
+        return self._run(self.description.tasks[0], inputs, truncate=truncate)
+
+    # Embeddings
+
+    def embed(
+        self,
+        texts: str | Sequence[str],
+        *,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        truncate: bool = False,
+    ) -> FloatArray:
+        """Return embeddings [num_texts, size], of a single text [size].
+
+        The prompt of this name, by default the model's own, is put before each text; "" is none. `dimensions` cuts
+        embeddings, and `normalize` is the model's own way by default.
+        """
+        check_task(self._open, "embed", "embed")
+        prompt = self._prompt(prompt_name)
+        listed = [texts] if isinstance(texts, str) else as_inputs(texts)
+        prompted = [prompt + text if isinstance(text, str) else text for text in listed]
+        vectors = np.stack(self._arrays("embed", prompted, truncate=truncate))
+        finished = finish_embedding(vectors, self.description, dimensions, normalize)
+        return finished[0] if isinstance(texts, str) else finished
+
+    # Classification
+
+    def predict_proba(self, inputs: Any, *, truncate: bool = False) -> FloatArray:
+        """Return the probabilities of all labels [num_inputs, num_labels], of an input that is no list [num_labels]."""
+        check_task(self._open, "predict_proba", "classify")
+        listed = as_inputs(inputs) if isinstance(inputs, list) else [inputs]
+        scores = activated(np.stack(self._arrays("classify", listed, truncate=truncate)), self.description.activation)
+        return scores if isinstance(inputs, list) else scores[0]
+
+    def predict_class(self, inputs: Any, *, truncate: bool = False) -> str | list[str]:
+        """Return the best label of each input, of an input that is no list one label."""
+        best = self.predict_proba(inputs, truncate=truncate).argmax(-1)
+        labels = self.description.labels
+        return [labels[index] for index in best] if isinstance(inputs, list) else labels[int(best)]
+
+    def classify(
+        self, inputs: Sequence[Any], *, top_k: int | None = None, truncate: bool = False
+    ) -> list[list[LabelScore]]:
+        """Return each input's labels with their scores, best first; `top_k` None: all."""
+        check_task(self._open, "classify", "classify")
+        numbers = self._arrays("classify", inputs, truncate=truncate)
+        return [label_scores(prediction_output(array), self.description, top_k=top_k) for array in numbers]
+
+    def token_classify(
+        self,
+        texts: str | Sequence[str],
+        *,
+        aggregation: Aggregation = "none",
+        ignored_labels: Sequence[str] = (OUTSIDE,),
+        truncate: bool = False,
+    ) -> list[Entity] | list[list[Entity]]:
+        """Return each text's entities; see `find_entities` for the ways of aggregation."""
+        check_task(self._open, "token_classify", "token_classify")
+        assert self.tokenizer is not None, "a model of tokens reads texts"
+        tokenizer, labels = self.tokenizer, self.description.labels
+        listed = [texts] if isinstance(texts, str) else as_inputs(texts)
+        found = [
+            find_entities(
+                _scored_tokens(tokenizer, text, numbers), labels, aggregation, tokenizer.join_pieces, ignored_labels
+            )
+            for text, numbers in zip(listed, self._arrays("token_classify", listed, truncate=truncate), strict=True)
+        ]
+        return found[0] if isinstance(texts, str) else found
+
+    # Relevance
+
+    def score(
+        self, query: str | Sequence[tuple[str, str]], documents: Sequence[str] | None = None, *, raw: bool = False,
+        truncate: bool = False,
+    ) -> FloatArray:  # fmt: skip
+        """Return the relevance of each document to a query, or of each of a list of pairs.
+
+        Rerankers read both texts at once; `raw` leaves their activation out. Of embedders it is the similarity.
+        """
+        task = check_task(self._open, "score", "score", "embed")
+        pairs = _pairs(query, documents)
+        if task == "embed":
+            return self._similarities(pairs, truncate=truncate)
+        scores = np.stack(self._arrays("score", pairs, truncate=truncate))[:, 0]
+        return scores if raw else activated(scores, self.description.activation)
+
+    # Life
+
+    def close(self) -> None:
+        """Free the model; a closed predictor computes nothing any more."""
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def _open(self) -> Runner:
+        if self._runner is None:
+            raise EngineDead("this predictor has been closed")
+        return self._runner
+
+    def _run(self, task: PredictionTask, inputs: Sequence[Any], *, truncate: bool) -> list[RunnerResult]:
+        runner = self._open
+        items = [
+            make_item(runner, self.tokenizer, task, value, f"input {index}", truncate=truncate)
+            for index, value in enumerate(as_inputs(inputs))
+        ]
+        results: dict[int, RunnerResult] = {}
+        for batch in cut_into_batches(items, self._batch_size):
+            results |= dict(zip(batch, runner.run([items[index] for index in batch]), strict=True))
+        return [_checked_result(results[index], index) for index in range(len(items))]
+
+    def _arrays(self, task: PredictionTask, inputs: Sequence[Any], *, truncate: bool) -> list[npt.NDArray[np.float32]]:
+        return [array for array in self._run(task, inputs, truncate=truncate) if not isinstance(array, dict)]
+
+    def _prompt(self, name: str | None) -> str:
+        description = self.description
+        name = description.default_prompt_name if name is None else name
+        if name and name not in description.prompts:
+            known = ", ".join(description.prompts) or "none"
+            raise InvalidParameter(f"prompt_name {shown(name)} is not one of the model's: {known}", "prompt_name")
+        return description.prompts[name] if name else ""
+
+    def _similarities(self, pairs: Sequence[tuple[str, str]], *, truncate: bool) -> FloatArray:
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        vectors = dict(zip(texts, self.embed(texts, truncate=truncate), strict=True))
+        kind = self.description.similarity
+        scores = [similarity(vectors[one], vectors[other], kind) for one, other in pairs]
+        return np.array(scores, dtype=np.float32)
+
+
+def _pairs(query: Any, documents: Any) -> list[tuple[str, str]]:
+    if isinstance(query, str):
+        return [(query, document) for document in as_inputs(documents)]
+    if documents is not None:
+        raise InvalidParameter("documents must not be given beside a list of pairs", "documents")
+    pairs = as_inputs(query)
+    for index, pair in enumerate(pairs):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise InvalidParameter(f"input {index} must be a pair of texts, got {shown(pair)}", "inputs")
+    return [(pair[0], pair[1]) for pair in pairs]
+
+
+def _scored_tokens(tokenizer: Tokenizer, text: str, numbers: FloatArray) -> list[ScoredToken]:
+    """Join a text's tokens, but special ones, with their probabilities; truncated ones have none."""
+    tokens = []
+    unknown = tokenizer.special_tokens.get("unk_token")
+    for index, (token, scores) in enumerate(
+        zip(tokenizer.locate_tokens(text), activated(numbers, "softmax"), strict=False)
+    ):
+        if token.start == token.stop:  # special tokens stand for no characters
+            continue
+        word, spelled = tokenizer.token_piece(token.token_id) or "", text[token.start : token.stop]
+        if tokenizer.marks_pieces:
+            continues = len(word) != len(spelled)
+        else:
+            continues = token.start > 0 and " " not in text[token.start - 1 : token.start + 1]
+        if word == unknown:
+            word, continues = spelled, False
+        tokens.append(ScoredToken(index, word, token.start, token.stop, continues, scores))
+    return tokens
+
+
+def _checked_result(result: RunnerResult, index: int) -> RunnerResult:
+    arrays: Mapping[str, Any] = result if isinstance(result, dict) else {"output": result}
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise RequestFailed(f"input {index}: {name} has numbers that are not finite")
+    return result
+
+
+def _device(name: str | None) -> torch.device | None:
+    if name is None:
+        return None
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in DEFAULT_BATCH_TOKENS or (device.type == "cuda" and not torch.cuda.is_available()):
+        raise ConfigError(f"device must be cpu, or cuda where there is a GPU, got {name!r:.80}")
+    return device
+
+
+def _checked_batch_size(batch_size: Any, device: torch.device | None) -> int:
+    if batch_size is None:
+        kind = device.type if device is not None else "cuda" if torch.cuda.is_available() else "cpu"
+        return DEFAULT_BATCH_TOKENS[kind]
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ConfigError(f"batch_size must be a number of tokens above 0, got {shown(batch_size)}")
+    return batch_size

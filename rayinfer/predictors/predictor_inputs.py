@@ -1,0 +1,92 @@
+"""Inputs of `Predictor`: texts, pairs, images and tensors, checked and tokenized."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rayinfer.errors import InvalidParameter, NotSupported, PromptTooLong, shown
+from rayinfer.predictions import PredictionTask
+from rayinfer.predictors.runner import Runner, RunnerItem
+from rayinfer.tokenization.tokenizer import Tokenizer
+from rayinfer.tokenization.truncation import Truncation
+
+
+def as_inputs(inputs: Any) -> list[Any]:
+    """Make a list of several inputs; raises InvalidParameter for an empty one, and for what is no list."""
+    if isinstance(inputs, str | bytes | Mapping) or not isinstance(inputs, Sequence | np.ndarray):
+        raise InvalidParameter(f"inputs must be a list, got {shown(inputs)}", "inputs")
+    if len(inputs) == 0:
+        raise InvalidParameter("inputs must not be empty", "inputs")
+    return list(inputs)
+
+
+def make_item(
+    runner: Runner, tokenizer: Tokenizer | None, task: PredictionTask, value: Any, place: str, *, truncate: bool
+) -> RunnerItem:
+    """Make an item of a text, a pair of texts, an image or named tensors, whatever the model takes."""
+    if tokenizer is not None:
+        return _text_item(tokenizer, task, value, place, runner.max_input_tokens, truncate=truncate)
+    if runner.description.image_size:
+        return RunnerItem(task=task, pixels=_image(value, place), is_resized=False)
+    if not isinstance(value, Mapping):
+        raise InvalidParameter(f"{place} must be tensors by name, got {shown(value)}", "inputs")
+    return RunnerItem(task=task, tensors={str(name): np.asarray(tensor) for name, tensor in value.items()})
+
+
+def _text_item(
+    tokenizer: Tokenizer, task: PredictionTask, value: Any, place: str, max_tokens: int, *, truncate: bool
+) -> RunnerItem:
+    truncation = Truncation(max_tokens, "right") if truncate else None
+    num_first_tokens = 0
+    if isinstance(value, str):
+        token_ids = tokenizer.encode(value, truncation=truncation)
+    elif isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(text, str) for text in value):
+        token_ids, num_first_tokens = tokenizer.encode_pair(value[0], value[1], truncation=truncation)
+    else:
+        raise InvalidParameter(f"{place} must be a text or a pair of texts, got {shown(value)}", "inputs")
+    if len(token_ids) > max_tokens:
+        raise PromptTooLong(
+            f"{place} has {len(token_ids)} tokens, more than the model's {max_tokens}: set truncate=True to cut it",
+            "inputs",
+        )
+    if not token_ids:
+        raise InvalidParameter(f"{place} has no tokens", "inputs")
+    return RunnerItem(task=task, token_ids=token_ids, num_first_tokens=num_first_tokens)
+
+
+def _image(value: Any, place: str) -> npt.NDArray[np.uint8]:
+    """Accept arrays, and images of Pillow in RGB, which numpy reads."""
+    if value is None or isinstance(value, str | bytes):
+        raise InvalidParameter(f"{place} must be an array uint8 [height, width, 3], got {shown(value)}", "inputs")
+    pixels = np.asarray(value)
+    if pixels.dtype != np.uint8:
+        raise InvalidParameter(f"{place} must be an array of uint8, got {pixels.dtype}", "inputs")
+    return pixels
+
+
+def cut_into_batches(items: Sequence[RunnerItem], max_tokens: int) -> list[list[int]]:
+    """Cut items, by their numbers, into batches of so many tokens; a longer one runs alone.
+
+    They go by length, so that equal ones meet; of images and tensors one counts as all.
+    """
+    costs = [len(item.token_ids) or max_tokens for item in items]
+    batches: list[list[int]] = []
+    room = 0
+    for index in sorted(range(len(items)), key=lambda index: -costs[index]):
+        if not batches or costs[index] > room:
+            batches.append([])
+            room = max_tokens
+        batches[-1].append(index)
+        room -= costs[index]
+    return batches
+
+
+def check_task(runner: Runner, name: str, *tasks: PredictionTask) -> PredictionTask:
+    """Return the first of these tasks that the model does; raises NotSupported."""
+    for task in tasks:
+        if task in runner.description.tasks:
+            return task
+    does = ", ".join(runner.description.tasks)
+    raise NotSupported(f"{name} is not for this model, which does {does}")

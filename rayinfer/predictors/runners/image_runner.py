@@ -1,0 +1,105 @@
+"""Runner of image classifiers, by the classes of transformers."""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+
+from rayinfer.config import EngineConfig
+from rayinfer.errors import ConfigError, InvalidParameter, ModelLoadError, UnsupportedArchitecture
+from rayinfer.models.checkpoints.model_folder import weight_files
+from rayinfer.models.config_fields import read_json
+from rayinfer.models.encoders.encoder_config import read_labels
+from rayinfer.models.loader import torch_dtype
+from rayinfer.predictions import PredictorDescription
+from rayinfer.predictors.runner import RunnerItem, RunnerResult
+from rayinfer.predictors.runners.activations import classifier_activation
+from rayinfer.predictors.runners.image_processing import ImageProcessing, read_image_processing
+
+CLASSIFIERS: Mapping[str, str] = MappingProxyType(
+    {
+        "MobileNetV2ForImageClassification": "mobilenet_v2.modeling_mobilenet_v2",
+        "ResNetForImageClassification": "resnet.modeling_resnet",
+        "ViTForImageClassification": "vit.modeling_vit",
+    }
+)
+
+
+class ImageRunner:
+    """A loaded classifier; images run one by one, which on a CPU is no slower, so that none depends on others."""
+
+    max_input_tokens = 0
+    vocab_size = 0
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        processing: ImageProcessing,
+        description: PredictorDescription,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._model, self._processing = model, processing
+        self._dtype, self._device = dtype, device
+        self.description = description
+
+    @torch.inference_mode()
+    def run(self, batch: Sequence[RunnerItem]) -> list[RunnerResult]:
+        """See Runner."""
+        for index, item in enumerate(batch):
+            self._check(item, f"item {index}")
+        return [self._classify(item) for item in batch]
+
+    def close(self) -> None:
+        """See Runner."""
+        del self._model
+
+    def _check(self, item: RunnerItem, place: str) -> None:
+        pixels = item.pixels
+        if item.task != "classify":
+            raise InvalidParameter(f"{place}: task {item.task!r} is not one of this model's: classify", "task")
+        if pixels is None or pixels.dtype.str != "|u1" or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
+            found = "nothing" if pixels is None else f"{pixels.dtype} {list(pixels.shape)}"
+            raise InvalidParameter(f"{place}: an image must be uint8 [height, width, 3], got {found}", "input")
+        size = self._processing.input_size
+        if item.is_resized and pixels.shape[:2] != size:
+            raise InvalidParameter(f"{place}: a resized image must be {size}, got {pixels.shape[:2]}", "input")
+
+    def _classify(self, item: RunnerItem) -> RunnerResult:
+        assert item.pixels is not None
+        process = self._processing.normalize if item.is_resized else self._processing.run
+        image = torch.from_numpy(process(item.pixels)).to(self._device, self._dtype)
+        logits = self._model(pixel_values=image[None]).logits[0]
+        return logits.float().cpu().numpy()  # type: ignore[no-any-return]
+
+
+def build_image_runner(config: EngineConfig, folder: Path, device: torch.device) -> ImageRunner:
+    """Load a classifier's folder; raises ModelLoadError and ConfigError."""
+    raw = read_json(folder / "config.json")
+    name = str(raw["architectures"][0])
+    if name not in CLASSIFIERS:
+        raise UnsupportedArchitecture(
+            f"{folder / 'config.json'}: image classifier {name!r} is not supported, only {', '.join(CLASSIFIERS)}"
+        )
+    if config.quantization is not None:
+        raise ConfigError(f"quantization {config.quantization!r} is not supported for image classifiers")
+    weight_files(folder)
+    processing = read_image_processing(folder)
+    dtype = torch_dtype(config.dtype, str(raw.get("dtype") or raw.get("torch_dtype") or "float32"))
+    # By name: texts need nothing of transformers.
+    classifier = getattr(importlib.import_module(f"transformers.models.{CLASSIFIERS[name]}"), name)
+    try:
+        labels = read_labels(raw)
+        model = classifier.from_pretrained(folder, dtype=dtype, local_files_only=True, use_safetensors=True)
+    except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ModelLoadError(f"{folder}: {name} cannot be loaded: {reason}") from error
+    description = PredictorDescription(
+        tasks=("classify",),
+        labels=labels,
+        activation=classifier_activation(raw) if len(labels) > 1 else "sigmoid",
+        image_size=processing.image_size,
+    )
+    return ImageRunner(model.eval().to(device), processing, description, dtype, device)

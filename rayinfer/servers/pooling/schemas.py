@@ -1,0 +1,115 @@
+"""The request bodies: types only; ranges are checked where each value is used."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+from rayinfer.errors import InvalidParameter
+from rayinfer.servers.openai.schemas import MAX_PRIORITY, Integer, check_cache_salt, check_priority
+from rayinfer.servers.openapi import ranged
+from rayinfer.servers.prediction.text_items import TextSettings
+from rayinfer.tokenization.truncation import TruncationSide
+
+_TEXT = {"type": "string", "minLength": 1}
+_TOKEN_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_TEXTS = {"type": "array", "minItems": 1, "items": _TEXT}
+_TEXT_OR_TEXTS = {"anyOf": [_TEXT, _TEXTS]}
+_DOCUMENT = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "object", "required": ["text"], "properties": {"text": {"type": "string"}}},
+    ]
+}
+
+Inputs = Annotated[
+    Any,
+    WithJsonSchema({"anyOf": [_TEXT, _TEXTS, _TOKEN_IDS, {"type": "array", "minItems": 1, "items": _TOKEN_IDS}]}),
+]
+TextOrTexts = Annotated[Any, WithJsonSchema(_TEXT_OR_TEXTS)]
+Documents = Annotated[Any, WithJsonSchema({"type": "array", "minItems": 1, "items": _DOCUMENT})]
+
+
+class PoolingSettings(BaseModel):
+    """Fields of every body; null means the default everywhere."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+    model: str | None = None
+    user: str | None = None  # has no effect
+    truncate_prompt_tokens: Annotated[Integer | None, ranged("integer", minimum=-1)] = None
+    truncation_side: TruncationSide | None = None  # right is the default
+    priority: Annotated[Integer | None, ranged("integer", minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY)] = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    use_activation: bool | None = None  # False: numbers as the model computes them
+
+    def check_ranges(self) -> None:
+        """Check what every request has; raises InvalidParameter."""
+        check_priority(self.priority)
+        check_cache_salt(self.cache_salt)
+
+    def text_settings(self, prompt: str = "", *, add_special_tokens: bool | None = None) -> TextSettings:
+        """Return how texts become token ids."""
+        return TextSettings(
+            truncate_to=self.truncate_prompt_tokens,
+            truncation_side=self.truncation_side or "right",
+            add_special_tokens=add_special_tokens is not False,
+            prompt=prompt,
+        )
+
+
+class InputBody(PoolingSettings):
+    """Fields of bodies with texts or token ids."""
+
+    input: Inputs
+    add_special_tokens: bool | None = None
+
+
+class EmbeddingsBody(InputBody):
+    """POST /v1/embeddings."""
+
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[Integer | None, ranged("integer", minimum=1)] = None
+    prompt_name: str | None = None
+    normalize: bool | None = None
+
+
+class ClassifyBody(InputBody):
+    """POST /classify."""
+
+
+class PoolingBody(InputBody):
+    """POST /pooling."""
+
+    task: Literal["embed", "classify", "token_embed", "token_classify"] | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    embed_dtype: Literal["float32"] | None = None
+    dimensions: Annotated[Integer | None, ranged("integer", minimum=1)] = None
+    prompt_name: str | None = None
+    normalize: bool | None = None
+
+
+class ScoreBody(PoolingSettings):
+    """POST /score; the texts of both sides have two names."""
+
+    text_1: TextOrTexts = None
+    text_2: TextOrTexts = None
+    queries: TextOrTexts = None
+    documents: TextOrTexts = None
+
+
+class RerankBody(PoolingSettings):
+    """POST /rerank."""
+
+    query: Annotated[str, Field(min_length=1)]
+    documents: Documents
+    top_n: Annotated[Integer | None, ranged("integer", minimum=1)] = None
+    return_documents: bool | None = None
+    max_tokens_per_doc: Annotated[Integer | None, ranged("integer", minimum=1)] = None
+
+    def check_ranges(self) -> None:
+        """Check the numbers as well; raises InvalidParameter."""
+        super().check_ranges()
+        for name in ("top_n", "max_tokens_per_doc"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise InvalidParameter(f"{name} must be a whole number above 0, got {value}", name)

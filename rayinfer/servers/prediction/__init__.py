@@ -1,0 +1,1 @@
+"""Predictions for every protocol: inputs to items within the limits, and items to their outputs."""

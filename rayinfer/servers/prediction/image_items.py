@@ -1,0 +1,58 @@
+"""Encoded images as items within the limits; they are decoded behind the router."""
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Any
+
+from rayinfer.errors import InvalidParameter, NotSupported
+from rayinfer.predictions import PredictionInput, PredictorDescription
+from rayinfer.servers.prediction.image_headers import read_image_size
+from rayinfer.servers.prediction.service import PredictionItem
+from rayinfer.servers.request_limits import RequestLimits
+
+_PATCH_PIXELS = 16 * 16  # count as one token
+
+
+def image_cost(description: PredictorDescription) -> int:
+    """Return the tokens that an image counts as."""
+    return max(1, description.image_size**2 // _PATCH_PIXELS)
+
+
+def image_items(
+    images: Sequence[bytes], description: PredictorDescription, limits: RequestLimits, param: str
+) -> list[PredictionItem]:
+    """Make an item of each image, whose header alone is read; raises InvalidParameter."""
+    if not 1 <= len(images) <= limits.max_images:
+        raise InvalidParameter(f"{param} must hold 1 to {limits.max_images} images, got {len(images)}", param)
+    for image in images:
+        if len(image) > limits.max_image_bytes:
+            raise InvalidParameter(
+                f"{param}: an image may have {limits.max_image_bytes} bytes, got {len(image)}", param
+            )
+        width, height = read_image_size(image, param)
+        if max(width, height) > limits.max_image_side or width * height > limits.max_image_pixels:
+            raise InvalidParameter(
+                f"{param}: an image may have {limits.max_image_side} pixels a side and {limits.max_image_pixels} "
+                f"in all, got {width} x {height}",
+                param,
+            )
+    cost = image_cost(description)
+    return [PredictionItem([], PredictionInput(task="classify", image=image, cost=cost)) for image in images]
+
+
+def decode_image_text(value: Any, param: str) -> bytes:
+    """Return the bytes of a data: URL or of base64; raises InvalidParameter, and NotSupported for other URLs."""
+    if not isinstance(value, str) or not value:
+        raise InvalidParameter(f"{param} must be a data: URL or base64", param)
+    scheme = value[:8].lower()
+    if scheme.startswith(("http:", "https:", "ftp:", "file:")):
+        raise NotSupported("Images are not fetched from URLs: send a data: URL, base64 or the image itself.", param)
+    if scheme.startswith("data:"):
+        head, comma, value = value.partition(",")
+        if not comma or not head.lower().endswith(";base64"):
+            raise InvalidParameter(f"{param} must be a data: URL with base64", param)
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidParameter(f"{param} is not valid base64", param) from None

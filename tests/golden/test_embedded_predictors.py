@@ -1,0 +1,48 @@
+"""The embedded predictors; minilm_embeddings.json has what sentence-transformers 6.2 gives for its texts."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rayinfer import Predictor
+
+EXPECTED = json.loads((Path(__file__).parent / "minilm_embeddings.json").read_text())
+
+pytestmark = pytest.mark.models
+
+
+@pytest.mark.parametrize(
+    ("settings", "least"),
+    [
+        ({}, 0.9999),
+        ({"deterministic": True}, 0.9999),
+        ({"dtype": "bfloat16"}, 0.999),
+        ({"quantization": "int8-dynamic"}, 0.99),
+    ],
+)
+def test_minilm_embeds_as_sentence_transformers_does(settings, least):
+    with Predictor("all-minilm-l6-v2", **settings) as predictor:
+        found = predictor.embed(EXPECTED["texts"], truncate=True)
+    expected = np.array(EXPECTED["embeddings"])
+    cosines = (found * expected).sum(-1) / np.linalg.norm(found, axis=-1) / np.linalg.norm(expected, axis=-1)
+    assert cosines.min() >= least
+    assert found[0] @ found[1] > 0.5 > found[0] @ found[2]
+
+
+def test_minilm_has_the_same_bits_in_every_batch():
+    texts = EXPECTED["texts"]
+    with Predictor("all-minilm-l6-v2", deterministic=True) as predictor:
+        together = predictor.embed(texts, truncate=True)
+        for text, vector in zip(texts, together, strict=True):
+            assert predictor.embed(text, truncate=True).tobytes() == vector.tobytes()
+
+
+def test_mobilenet_classifies_an_image():
+    image = (np.indices((300, 400)).sum(0)[..., None] * [1, 2, 3] % 256).astype(np.uint8)
+    with Predictor("mobilenet-v2") as predictor:
+        probabilities = predictor.predict_proba(image)
+        assert len(predictor.description.labels) == 1000
+        assert probabilities.sum() == pytest.approx(1, abs=1e-5)
+        assert probabilities.max() > 20 / 1000  # far from equal: these are no random weights

@@ -1,0 +1,129 @@
+"""Images over `POST /v1/images/classify`: raw, in forms and in JSON; the fake engine decodes none."""
+
+import base64
+import struct
+import zlib
+
+import pytest
+
+from rayinfer.errors import InvalidParameter
+from rayinfer.servers.prediction.image_headers import ImageSize, read_image_size
+
+PATH = "/v1/images/classify"
+
+
+def png(width, height):
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+        + chunk(b"IDAT", zlib.compress(b"\0" * 16))
+        + chunk(b"IEND", b"")
+    )
+
+
+def jpeg(width, height):
+    return (
+        b"\xff\xd8\xff\xe0\x00\x10JFIF" + b"\0" * 10
+        + b"\xff\xc0\x00\x11\x08" + struct.pack(">HH", height, width) + b"\x03" + b"\0" * 9
+        + b"\xff\xd9"
+    )  # fmt: skip
+
+
+def webp(width, height):
+    body = b"WEBPVP8X\x0a\0\0\0" + b"\0" * 4 + (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def coded(image):
+    return base64.b64encode(image).decode()
+
+
+@pytest.mark.parametrize("make", [png, jpeg, webp])
+def test_sizes_are_read_of_headers_alone(make):
+    image = make(300, 20)
+    assert read_image_size(image, "image") == ImageSize(300, 20)
+    for length in range(len(make(1, 1)[:24])):
+        with pytest.raises(InvalidParameter):
+            read_image_size(image[:length], "image")
+
+
+@pytest.mark.parametrize(("kind", "image"), [("png", png(9, 9)), ("jpeg", jpeg(9, 9)), ("webp", webp(9, 9))])
+async def test_an_image_is_the_body(client, predictors, kind, image):
+    answer = await client.post(PATH + "?top_k=1", content=image, headers={"content-type": f"image/{kind}"})
+    assert answer.status_code == 200, answer.text
+    (each,) = answer.json()["data"]
+    assert each["predictions"][0]["label"] in ("cat", "dog")
+    assert len(each["predictions"]) == 1
+    assert predictors.engines["images"].submitted[-1].prediction.image == image
+    assert answer.json()["usage"]["prompt_tokens"] == 196
+
+
+async def test_images_come_in_forms_and_in_json(client, predictors):
+    images = [png(1, 1), b"\xff" + jpeg(2, 2)[1:]]
+    form = await client.post(PATH, files=[("image", image) for image in images], data={"model": "images", "top_k": "2"})
+    body = await client.post(PATH, json={"images": [coded(images[0]), "data:image/jpeg;base64," + coded(images[1])]})
+    assert (form.status_code, body.status_code) == (200, 200), form.text + body.text
+    assert form.json()["data"] == body.json()["data"]
+    assert {request.prediction.image for request in predictors.engines["images"].submitted} == set(images)
+    single = await client.post(PATH, json={"image": coded(images[0])})
+    assert single.json()["data"][0] == body.json()["data"][0]
+
+
+PNG = coded(png(2, 2))
+JSON = [
+    ({}, 400),
+    ({"image": PNG, "images": [PNG]}, 400),
+    ({"image": "https://example.com/cat.png"}, 400),
+    ({"image": "http://169.254.169.254/"}, 400),
+    ({"image": "file:///etc/passwd"}, 400),
+    ({"image": "data:image/png,abc"}, 400),
+    ({"image": "%%%"}, 400),
+    ({"image": ""}, 400),
+    ({"image": 5}, 400),
+    ({"images": []}, 400),
+    ({"images": [PNG] * 4}, 400),
+    ({"images": [None]}, 400),
+    ({"image": coded(b"GIF89a" + b"\0" * 20)}, 400),
+    ({"image": coded(png(8193, 1))}, 400),
+    ({"image": coded(png(8000, 8000))}, 400),
+    ({"image": coded(png(0, 5))}, 400),
+    ({"image": coded(png(2, 2) + b"\0" * 50_000)}, 400),
+    ({"image": PNG, "top_k": 0}, 400),
+    ({"image": PNG, "top_k": "2"}, 400),
+    ({"image": PNG, "model": "none"}, 404),
+    ({"image": PNG, "model": "classifier"}, 404),
+    ({"image": PNG, "model": "org/tiny"}, 404),
+]
+
+
+@pytest.mark.parametrize(("body", "status"), JSON)
+async def test_bad_images_are_refused_before_anything_is_decoded(client, predictors, body, status):
+    response = await client.post(PATH, json=body)
+    assert (response.status_code, set(response.json())) == (status, {"error"}), response.text
+    if "http" in str(body.get("image")):
+        assert "not fetched from URLs" in response.text
+    assert not predictors.engines["images"].submitted
+    assert (await client.post(PATH, json={"image": PNG})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "content_type", "status"),
+    [
+        (png(2, 2), "image/gif", 415),
+        (png(2, 2), "text/plain", 415),
+        (b"", "image/png", 400),
+        (b"no image", "image/png", 400),
+        (b"", "multipart/form-data", 400),
+        (b"", "multipart/form-data; boundary=x", 400),
+        (b"--x\r\n\r\n--x--", "multipart/form-data; boundary=x", 400),
+        (b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\nb\r\n--x--', "multipart/form-data; boundary=x", 400),
+        (b"--x\r\n" * 100, "multipart/form-data; boundary=x", 400),
+    ],
+)
+async def test_bad_bodies_are_refused(client, content, content_type, status):
+    response = await client.post(PATH, content=content, headers={"content-type": content_type})
+    assert response.status_code == status, response.text
+    assert (await client.post(PATH, content=png(2, 2), headers={"content-type": "image/png"})).status_code == 200
