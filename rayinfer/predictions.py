@@ -67,6 +67,7 @@ class PredictorDescription:
     default_prompt_name: str = ""
     image_size: int = 0  # pixels a side that images are resized to; 0: it takes no images
     similarity: Literal["cosine", "dot", "euclidean", "manhattan"] = "cosine"
+    digest: str = ""  # of its weights and of all that its numbers depend on; "": unknown, so nothing is cached
 
     @property
     def image_cost(self) -> int:

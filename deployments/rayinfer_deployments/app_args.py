@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from rayinfer.access.api_key import environment_keys
 from rayinfer.config import EngineConfig, default_key_file, describe_validation_error, environment_api_keys
 from rayinfer.errors import ConfigError
+from rayinfer.prediction_cache.cache_settings import DEFAULT_CACHE_BYTES, PredictionCacheSettings, checked_url
 from rayinfer.routing.autoscaling_settings import AutoscalingSettings
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.servers.kserve.example_models import EXAMPLE_NAMES
@@ -139,6 +140,15 @@ class LLMAppArgs(BaseModel):
     otlp_traces_endpoint: str | None = Field(
         None, description="URL that gets a span of each generation by OTLP over HTTP; needs rayinfer[otel]"
     )
+    prediction_cache_bytes: int = Field(
+        DEFAULT_CACHE_BYTES, ge=0, description="memory of each router for the results of predictors; 0: no cache"
+    )
+    prediction_cache_url: str | None = Field(
+        None, description="Redis that keeps them too, redis://... or rediss://...; needs rayinfer[redis]"
+    )
+    prediction_cache_secret_file: str | None = Field(
+        None, description="file with a secret that signs what is in Redis, the same on every node"
+    )
     api_keys: str | None = Field(
         None,
         description="file of API keys, which `rayinfer keys` writes; without one, and without RAYINFER_API_KEYS, "
@@ -204,6 +214,14 @@ class LLMAppArgs(BaseModel):
             else None,
         )
 
+    def prediction_cache_settings(self) -> PredictionCacheSettings:
+        """Return the routers' settings of the cache of predictions."""
+        return PredictionCacheSettings(
+            max_bytes=self.prediction_cache_bytes,
+            url=self.prediction_cache_url,
+            secret_file=self.prediction_cache_secret_file,
+        )
+
     def connection_limits(self) -> ConnectionLimits:
         """Return the connection limits of the routers' own port."""
         return ConnectionLimits(**{field.name: getattr(self, field.name) for field in fields(ConnectionLimits)})
@@ -212,6 +230,17 @@ class LLMAppArgs(BaseModel):
     @classmethod
     def _spans_have_an_endpoint(cls, endpoint: str | None) -> str | None:
         return None if endpoint is None else checked_endpoint(endpoint)
+
+    @field_validator("prediction_cache_url")
+    @classmethod
+    def _predictions_have_a_redis(cls, url: str | None) -> str | None:
+        return None if url is None else checked_url(url)
+
+    @model_validator(mode="after")
+    def _redis_has_a_cache_in_front(self) -> Self:
+        if self.prediction_cache_url is not None and not self.prediction_cache_bytes:
+            raise ValueError("prediction_cache_url needs prediction_cache_bytes above 0")
+        return self
 
     @model_validator(mode="after")
     def _names_differ(self) -> "LLMAppArgs":

@@ -89,6 +89,7 @@ def build_app_over(make_engines: MakeEngines, args: LLMAppArgs) -> Application:
             grpc_on=_listen_address(args, args.grpc_port),
             connection_limits=args.connection_limits(),
             access=args.access_settings(),
+            prediction_cache=args.prediction_cache_settings(),
             drain_timeout_s=longest_drain_s,
         )
     )

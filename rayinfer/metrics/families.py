@@ -9,6 +9,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from rayinfer.metrics.histogram import STEP_TOKENS, Histogram
+from rayinfer.metrics.prediction_cache_counts import PredictionCacheCounts
+from rayinfer.metrics.prediction_cache_families import prediction_cache_families
 from rayinfer.metrics.request_timer import ModelCounts
 from rayinfer.outputs import EngineState, EngineStats
 
@@ -29,6 +31,7 @@ class MetricsSnapshot:
     engine_configs: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)  # by reason
     is_key_file_valid: bool | None = None  # None for a service without keys
+    prediction_cache: PredictionCacheCounts | None = None  # None without one
 
 
 ENGINE_GAUGES: tuple[Gauge, ...] = (
@@ -107,6 +110,7 @@ class Families(Collector):
         yield from self._counters()
         yield from self._histograms()
         yield from self._service_families()
+        yield from prediction_cache_families([(each.router, each.prediction_cache) for each in self._snapshots])
 
     def _engine_families(self) -> Iterator[Metric]:
         for family_type, metrics in ((GaugeMetricFamily, ENGINE_GAUGES), (CounterMetricFamily, ENGINE_COUNTERS)):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from prometheus_client import CollectorRegistry, generate_latest
 
 from rayinfer.metrics.families import Families, MetricsSnapshot
+from rayinfer.metrics.prediction_cache_counts import PredictionCacheCounts
 from rayinfer.metrics.request_timer import ModelCounts, RequestTimer
 from rayinfer.outputs import EngineStats
 
@@ -54,6 +55,12 @@ class ServiceMetrics:
     def set_num_queued(self, model: str, num_queued: int) -> None:
         """Set the number of requests in the dispatch queue."""
         self._counts(model).num_queued = num_queued
+
+    def prediction_cache_counts(self) -> PredictionCacheCounts:
+        """Return the counts of the cache of predictions; services without one have no such metrics."""
+        if (counts := self._snapshot.prediction_cache) is None:
+            counts = self._snapshot.prediction_cache = PredictionCacheCounts()
+        return counts
 
     def set_key_file_valid(self, is_valid: bool) -> None:
         """Set whether the key file can be read; services without keys have no such metric."""

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from rayinfer.predictors.predictor_engine import PredictorEngine
 from rayinfer.predictors.predictor_request import ImageSource, PredictorRequest
 from rayinfer.predictors.probes import probe_item
 from rayinfer.predictors.runner import Runner
+from rayinfer.predictors.weights_digest import weights_digest
 from rayinfer.protocols import ModelDescription
 
 logger = logging.getLogger(__name__)
@@ -45,7 +47,8 @@ def build_predictor_engine(config: EngineConfig, folder: Path) -> PredictorEngin
             max_bytes=config.max_image_bytes, max_pixels=config.max_image_pixels, max_side=config.max_image_side
         )
         images = ImageDecoder(read_image_shape(folder, size), limits)
-    return assemble_engine(config, runner, partial(build_runner, config, folder), images)
+    digest = weights_digest(config, folder)
+    return assemble_engine(config, runner, partial(build_runner, config, folder), images, digest=digest)
 
 
 def check_predictor_settings(config: EngineConfig) -> None:
@@ -67,6 +70,7 @@ def assemble_engine(
     load_runner: Callable[[], Runner],
     images: ImageSource | None = None,
     *,
+    digest: str = "",
     clock: Callable[[], float] = time.monotonic,
 ) -> PredictorEngine:
     """Put the engine around a runner, after measuring its steps."""
@@ -87,7 +91,7 @@ def assemble_engine(
         max_num_batched_tokens=costs.budget,
         weights_version=config.weights_version,
         scores_prompts=False,
-        predictor=predictor,
+        predictor=replace(predictor, digest=digest),
     )
     logger.info(
         "predictor for %s: %s, max_model_len %d, steps of up to %d tokens: %.1f ms + %.1f us a token",

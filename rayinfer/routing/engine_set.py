@@ -12,6 +12,7 @@ from rayinfer.errors import EngineDead, EngineLeaving, NotReady
 from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import EngineState, StepMessage, TraceEvent
+from rayinfer.predictions import PredictorDescription
 from rayinfer.protocols import EngineClient, ModelDescription
 from rayinfer.routing.engine_choice import Candidate, RequestCost, choose
 from rayinfer.routing.engine_link import EngineLink
@@ -259,7 +260,7 @@ class EngineSet:
         self._weights_version = max((each.weights_version for each in known), default=0)
         tightest = min(known, key=lambda each: each.max_model_len, default=None)
         if tightest is not None:
-            self._description = replace(tightest, name=self._model_name)
+            self._description = replace(tightest, name=self._model_name, predictor=_predictor_of(tightest, known))
         elif not self.may_be_empty:
             self._description = None
 
@@ -280,6 +281,14 @@ class EngineSet:
         if link is not None and link.is_draining and link.num_in_flight == 0:
             self.remove(name, "it was drained")
         self._notify_capacity(name)
+
+
+def _predictor_of(tightest: ModelDescription, known: Sequence[ModelDescription]) -> PredictorDescription | None:
+    """Describe the predictor; its digest is unknown while engines differ, as any of them may answer."""
+    digests = {each.predictor.digest for each in known if each.predictor is not None}
+    if tightest.predictor is None or len(digests) == 1:
+        return tightest.predictor
+    return replace(tightest.predictor, digest="")
 
 
 def _less_cached(cost: RequestCost, num_cached_tokens: int) -> RequestCost:

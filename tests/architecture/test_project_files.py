@@ -20,8 +20,10 @@ def normalized(name: str) -> str:
 
 
 def test_every_package_that_the_sources_import_is_declared():
-    optional = PYPROJECT["project"]["optional-dependencies"]["otel"]
-    declared = {normalized(line) for line in (*PYPROJECT["project"]["dependencies"], *optional)}
+    optional = PYPROJECT["project"]["optional-dependencies"]
+    declared = {
+        normalized(line) for line in (*PYPROJECT["project"]["dependencies"], *optional["otel"], *optional["redis"])
+    }
     distributions = packages_distributions()
     undeclared = {
         top_level: source.module

@@ -1,7 +1,5 @@
 """Options of `rayinfer serve` that concern clients' access: keys, their usage, TLS, CORS, the access log and spans."""
 
-import functools
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,9 +8,9 @@ import typer
 
 from rayinfer.config import default_key_file, environment_api_keys
 from rayinfer.errors import ConfigError
+from rayinfer_deployments.cli.added_options import with_options
 
 ACCESS_PANEL = "Access"
-ACCESS_PARAMETER = "access_settings"
 FILES = ("access_log", "tls_cert", "tls_key", "tls_client_ca")
 
 
@@ -46,30 +44,17 @@ OPTIONS: dict[str, Any] = {
 
 
 def with_access_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options to a command, which receives the application's arguments as `access_settings`."""
+    """Add the options to a command, which receives the application's arguments as `application_settings`."""
 
-    @functools.wraps(command)
-    def with_settings(**arguments: Any) -> None:
-        given = {name: arguments.pop(name) for name in OPTIONS}
+    def read(given: dict[str, Any]) -> dict[str, Any]:
         settings: dict[str, Any] = {name: _absolute(given[name]) for name in FILES if given[name] is not None}
         settings["api_keys"] = _key_file(given["api_keys"])
         settings["otlp_traces_endpoint"] = _traces_endpoint(given["otlp_traces_endpoint"])
         settings["cors_origins"] = given["cors_origin"] or []
         settings["price_per_engine_hour"] = given["price_per_engine_hour"] or 0.0
-        command(**arguments, **{ACCESS_PARAMETER: settings})
+        return settings
 
-    own = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, parameter in inspect.signature(command).parameters.items()
-        if name != ACCESS_PARAMETER
-    ]
-    options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in OPTIONS.items()
-    ]
-    with_settings.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
-    with_settings.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *options]}
-    return with_settings
+    return with_options(command, OPTIONS, read)
 
 
 def _absolute(path: Path) -> str:

@@ -19,6 +19,7 @@ from rayinfer_deployments.cli.config_options import with_engine_options
 from rayinfer_deployments.cli.control.limits import mapping_in
 from rayinfer_deployments.cli.control.scale import engines_asked_for
 from rayinfer_deployments.cli.failures import in_one_line, interrupt_on_signals, leave_at_once
+from rayinfer_deployments.cli.prediction_cache_options import with_prediction_cache_options
 from rayinfer_deployments.cli.service_run import Service, run_service
 from rayinfer_deployments.cli.terminal import QuietTerminal
 from rayinfer_deployments.cluster.haproxy_files import haproxy_files
@@ -108,6 +109,7 @@ PrioritizeEngines = Annotated[
 @in_one_line
 @with_engine_options
 @with_access_options
+@with_prediction_cache_options
 def serve(
     model: Models = None,
     port: Port = 8000,
@@ -133,7 +135,7 @@ def serve(
     with_examples: WithExamples = False,
     prioritize_engines: PrioritizeEngines = True,
     shutdown_grace: ShutdownGrace = 10.0,
-    access_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_access_options
+    application_settings: dict[str, Any] = {},  # noqa: B006 - filled by the decorators of groups of options
     engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
 ) -> None:
     """Serve models over HTTP (OpenAI, TGI, KServe v1 and v2, Megatron) and gRPC (KServe v2) until Ctrl-C."""
@@ -162,7 +164,7 @@ def serve(
             "max_connections_per_address": max_connections_per_address,
             "max_idle_connections": max_idle_connections,
             "max_unfinished_requests": max_unfinished_requests,
-            **access_settings,
+            **application_settings,
         },
         settings=profile.engine_settings | engine_settings,
     )

@@ -13,8 +13,10 @@ from tokenizers.models import BPE
 
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.models.checkpoints.sources import resolve_model
-from rayinfer.models.predictor_kind import predictor_kind
-from rayinfer.protocols import ControlAction
+from rayinfer.models.predictor_kind import PredictorKind, predictor_kind
+from rayinfer.prediction_cache.cached_predictor import CachedPredictor
+from rayinfer.prediction_cache.router_cache import RouterCache
+from rayinfer.protocols import ControlAction, TextGenerator
 from rayinfer.routing.dispatch import ENGINE_WAIT_S, Dispatcher
 from rayinfer.routing.first_tokens import FirstTokens
 from rayinfer.routing.limits import RouterLimits
@@ -52,11 +54,18 @@ class RouterModel:
 class RoutedModels:
     """Models with their dispatchers; `served` has those that were added, by their names."""
 
-    def __init__(self, router_id: str, metrics: ServiceMetrics, traces: TraceStore | None) -> None:
+    def __init__(
+        self,
+        router_id: str,
+        metrics: ServiceMetrics,
+        traces: TraceStore | None,
+        predictions: RouterCache | None = None,
+    ) -> None:
         self.served: dict[str, ServedModel] = {}
         self._router_id = router_id
         self._metrics = metrics
         self._traces = traces
+        self._predictions = predictions
         self._dispatchers: list[Dispatcher] = []
         self._reconcilers: list[EngineReconciler] = []
         self._wait_s: list[float] = []  # of each, for its engines
@@ -65,7 +74,8 @@ class RoutedModels:
     async def add(self, model: RouterModel) -> None:
         """Load a model's tokenizer and follow its engines."""
         folder = await asyncio.to_thread(resolve_model, model.source, progress=False)
-        tokenizer, chat_template = read_text_files(folder)
+        kind = predictor_kind(folder)
+        tokenizer, chat_template = read_text_files(folder, kind)
         scaling = model.scaling
         first_tokens = None if scaling is None else FirstTokens(scaling.ttft_objective_s)
         dispatcher = Dispatcher(
@@ -82,7 +92,7 @@ class RoutedModels:
         self._dispatchers.append(dispatcher)
         self.served[model.name] = ServedModel(
             name=model.name,
-            generator=dispatcher,
+            generator=self._generator(model.name, dispatcher, kind),
             tokenizer=tokenizer,
             chat_template=chat_template,
             created=int(time.time()),
@@ -129,6 +139,14 @@ class RoutedModels:
         for task in self._following:
             task.cancel()
         await asyncio.gather(*(dispatcher.close() for dispatcher in self._dispatchers))
+        if self._predictions is not None:
+            await self._predictions.close()
+
+    def _generator(self, name: str, dispatcher: Dispatcher, kind: PredictorKind | None) -> TextGenerator:
+        """Return what answers a model's requests: with the cache in front, where it does not generate."""
+        if kind is None or self._predictions is None:
+            return dispatcher
+        return CachedPredictor(name, dispatcher, self._predictions.shared, self._metrics, self._traces)
 
     def _follow_engines(self, model: RouterModel, dispatcher: Dispatcher, first_tokens: FirstTokens | None) -> None:
         reconciler = EngineReconciler(dispatcher.engines)
@@ -154,8 +172,7 @@ class RoutedModels:
         self._following.append(asyncio.get_running_loop().create_task(work))
 
 
-def read_text_files(folder: Path) -> tuple[Tokenizer, ChatTemplate]:
+def read_text_files(folder: Path, kind: PredictorKind | None) -> tuple[Tokenizer, ChatTemplate]:
     """Read a model's tokenizer and chat template: no tokens for images, and no template where no text is generated."""
-    kind = predictor_kind(folder)
     tokenizer = Tokenizer(Backend(BPE())) if kind == "image" else Tokenizer.from_folder(folder)
     return tokenizer, ChatTemplate.from_folder(folder) if kind is None else ChatTemplate({}, {})

@@ -18,6 +18,8 @@ from rayinfer.access.generation_usage import engine_load
 from rayinfer.errors import ConfigError
 from rayinfer.metrics.families import MetricsSnapshot
 from rayinfer.metrics.service_metrics import ServiceMetrics
+from rayinfer.prediction_cache.cache_settings import NO_PREDICTION_CACHE, PredictionCacheSettings
+from rayinfer.prediction_cache.router_cache import RouterCache
 from rayinfer.protocols import ControlAction, ServiceStatus
 from rayinfer.routing.limits import RouterLimits, router_limits, with_tenant_weights
 from rayinfer.servers.access.access_log import AccessLog
@@ -97,6 +99,7 @@ class Router(GrpcIngress):
         connection_limits: ConnectionLimits = DEFAULT_CONNECTION_LIMITS,
         drain_timeout_s: float = 0.0,
         access: AccessSettings = OPEN_ACCESS,
+        prediction_cache: PredictionCacheSettings = NO_PREDICTION_CACHE,
     ) -> None:
         self._http_server: HttpServer | None = None  # before anything fails: Serve calls __del__ then, too
         self._grpc_server: GrpcServer | None = None
@@ -106,7 +109,8 @@ class Router(GrpcIngress):
         self._traces = TraceStore() if trace_requests else None
         self._router_id = serve.get_replica_context().replica_tag
         self._metrics = ServiceMetrics(self._router_id)
-        self._models = RoutedModels(self._router_id, self._metrics, self._traces)
+        predictions = RouterCache(prediction_cache, self._metrics) if prediction_cache.max_bytes else None
+        self._models = RoutedModels(self._router_id, self._metrics, self._traces, predictions)
         self._open_responses = OpenResponses()
         self._following: list[asyncio.Task[None]] = []
         log_to_serve()

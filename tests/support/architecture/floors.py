@@ -43,6 +43,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.optimization",
         "rayinfer.servers",
         "rayinfer.routing",
+        "rayinfer.prediction_cache",
         "rayinfer.transport",
     ),
     ("rayinfer.engine.plan",),
@@ -86,6 +87,7 @@ RAY_ROOMS = ("rayinfer.jobs", "rayinfer_deployments")
 TORCH_FREE_ROOMS = (
     "rayinfer.servers",
     "rayinfer.routing",
+    "rayinfer.prediction_cache",
     "rayinfer.transport",
     "rayinfer.tokenization",
     "rayinfer.traces",

@@ -94,8 +94,8 @@ def serve(run):
 
     @in_one_line
     @with_access_options
-    def serve(access_settings: dict[str, object] = {}) -> None:  # noqa: B006 - as in `serve`
-        typer.echo(access_settings["api_keys"])
+    def serve(application_settings: dict[str, object] = {}) -> None:  # noqa: B006 - as in `serve`
+        typer.echo(application_settings["api_keys"])
 
     application = typer.Typer()
     application.command()(serve)

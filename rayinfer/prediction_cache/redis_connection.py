@@ -1,0 +1,55 @@
+"""Connections to Redis through its package, which is imported once a cache wants them."""
+
+import importlib
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from rayinfer.errors import ConfigError
+
+EXTRA = 'pip install "rayinfer[redis]"'
+TIMEOUT_S = 0.05  # of each command, a connection's opening and the wait for a free one
+MAX_CONNECTIONS = 8
+
+
+class RedisConnection:
+    """A bounded pool without retries; every failure is raised as some Exception, at the latest after the timeout."""
+
+    def __init__(self, url: str) -> None:
+        """Connect at the first command; raises ConfigError."""
+        check_extra_is_installed()
+        redis: Any = importlib.import_module("redis.asyncio")
+        retry: Any = importlib.import_module("redis.asyncio.retry")
+        backoff: Any = importlib.import_module("redis.backoff")
+        pool = redis.BlockingConnectionPool.from_url(
+            url,
+            max_connections=MAX_CONNECTIONS,
+            timeout=TIMEOUT_S,
+            socket_timeout=TIMEOUT_S,
+            retry=retry.Retry(backoff.NoBackoff(), 0),
+            **({} if url.startswith("unix:") else {"socket_connect_timeout": TIMEOUT_S}),
+        )
+        self._client = redis.Redis.from_pool(pool)
+
+    async def get_all(self, names: Sequence[str]) -> list[bytes | None]:
+        """Return the values in the order of their names, in one command."""
+        values: list[bytes | None] = await self._client.mget(names)
+        return values
+
+    async def set_all(self, values: Sequence[tuple[str, bytes, int]]) -> int:
+        """Write values with their names and seconds to live, in one round trip; returns how many were refused."""
+        pipeline = self._client.pipeline(transaction=False)
+        for name, value, lives_s in values:
+            pipeline.set(name, value, ex=lives_s)
+        replies = await pipeline.execute(raise_on_error=False)
+        return sum(isinstance(reply, Exception) for reply in replies)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+
+def check_extra_is_installed() -> None:
+    """Raise ConfigError where the package is missing."""
+    if find_spec("redis") is None:
+        raise ConfigError(f"prediction_cache_url needs the package redis: {EXTRA}")

@@ -1,0 +1,212 @@
+"""The cache over a real Redis, which is killed, frozen, full and filled with garbage."""
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+
+import pytest
+
+from rayinfer.metrics.service_metrics import ServiceMetrics
+from rayinfer.prediction_cache.circuit_breaker import MAX_FAILURES
+from rayinfer.prediction_cache.redis_cache import RedisCache
+from rayinfer.prediction_cache.redis_connection import RedisConnection
+from support.fakes.cached_service import CachedService
+from support.services.certificates import make_certificate
+from support.services.polling import until
+
+pytestmark = pytest.mark.redis
+PASSWORD = "p4ss/word"
+
+
+class RedisServer:
+    """A redis-server on a free port, without files of its own."""
+
+    def __init__(self, *options, port_option="--port"):
+        program = shutil.which("redis-server")
+        assert program, "make test-redis needs redis-server on the PATH"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self._command = [program, "--save", "", "--requirepass", PASSWORD, *options, port_option, str(self.port)]
+        self.start()
+
+    @property
+    def url(self):
+        return f"redis://:{PASSWORD.replace('/', '%2F')}@127.0.0.1:{self.port}/0"
+
+    def start(self):
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 10
+        while socket.socket().connect_ex(("127.0.0.1", self.port)):
+            assert time.monotonic() < deadline, "redis-server did not start"
+            time.sleep(0.01)
+
+    def signal(self, number):
+        os.kill(self._process.pid, number)
+
+    def kill(self):
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.fixture
+def server():
+    server = RedisServer()
+    yield server
+    server.kill()
+
+
+class Routers:
+    """Routers that share a Redis; all their connections are closed at the end."""
+
+    def __init__(self, url):
+        self._url = url
+        self._services = []
+
+    async def __aenter__(self):
+        return self
+
+    def add(self, url=None):
+        service = CachedService(RedisConnection(url or self._url))
+        self._services.append(service)
+        return service
+
+    async def __aexit__(self, *error):
+        await asyncio.gather(*(service.redis.close() for service in self._services))
+
+
+async def slowest_s(service, first, count=50):
+    """Return the longest time that one of some new items takes."""
+    slowest = 0.0
+    for index in range(first, first + count):
+        started = time.perf_counter()
+        await service.ask(str(index), [index])
+        slowest = max(slowest, time.perf_counter() - started)
+    return slowest
+
+
+async def is_shared(routers, token_ids):
+    """Whether a new router finds an item in Redis."""
+    service = routers.add()
+    await service.ask("asked", token_ids)
+    return not service.predictor.started
+
+
+async def test_routers_share_items_over_a_real_redis(server):
+    async with Routers(server.url) as routers:
+        first = routers.add()
+        numbers = await asyncio.gather(*(first.number(str(index), [index]) for index in range(200)))
+        second = routers.add()
+        await asyncio.sleep(0.2)
+        assert await asyncio.gather(*(second.number(str(index), [index]) for index in range(200))) == numbers
+        assert second.predictor.started == []
+        assert first.counts.redis_errors == second.counts.redis_errors == {}
+
+
+async def test_a_redis_that_is_killed_under_load_loses_no_answer(server):
+    async with Routers(server.url) as routers:
+        service = routers.add()
+        for round_number in range(3):
+            asked = [
+                asyncio.create_task(service.ask(f"{round_number}-{index}", [round_number, index]))
+                for index in range(100)
+            ]
+            await asyncio.sleep(0)
+            server.kill()
+            assert len({output.prediction for output in await asyncio.gather(*asked)}) == 100
+            await slowest_s(service, 1000 * (round_number + 1), MAX_FAILURES)
+            assert service.counts.breaker_state == "open"
+            server.start()
+            await until(lambda: service.redis._breaker._clock() - service.redis._breaker._opened_s > 5.0)
+            await service.ask("probe", [round_number + 10**6])
+            assert service.counts.breaker_state == "closed"
+            await service.ask("kept", [round_number + 2 * 10**6])
+            await asyncio.sleep(0.2)
+            assert await is_shared(routers, [round_number + 2 * 10**6])
+
+
+async def test_a_frozen_redis_costs_less_than_5_ms_once_the_breaker_is_open(server):
+    async with Routers(server.url) as routers:
+        service = routers.add()
+        await service.ask("first", [1])
+        server.signal(signal.SIGSTOP)
+        try:
+            assert await slowest_s(service, 100, MAX_FAILURES) < 1.0
+            assert service.counts.breaker_state == "open"
+            assert await slowest_s(service, 200) < 0.005
+        finally:
+            server.signal(signal.SIGCONT)
+
+
+async def test_garbage_and_values_of_other_types_are_misses(server):
+    async with Routers(server.url) as routers:
+        await routers.add().ask("a", [1])
+        await asyncio.sleep(0.2)
+        client = RedisConnection(server.url)._client
+        (name,) = await client.keys("*")
+        payload = await client.get(name)
+        for damage in (b"", b"x" * 5000, payload[:-1], payload + b"x"):
+            await client.set(name, damage)
+            assert not await is_shared(routers, [1])
+            await asyncio.sleep(0.1)  # it is written again
+            assert await is_shared(routers, [1])
+        await client.delete(name)
+        await client.lpush(name, b"a list")
+        assert not await is_shared(routers, [1])
+        await client.aclose()
+
+
+async def test_a_full_redis_is_still_read(server):
+    async with Routers(server.url) as routers:
+        await routers.add().ask("kept", [1])
+        await asyncio.sleep(0.2)
+        client = RedisConnection(server.url)._client
+        await client.config_set("maxmemory", "1")
+        service = routers.add()
+        for index in range(2 * MAX_FAILURES):
+            await service.ask(str(index), [index + 100])
+        await until(lambda: service.counts.redis_errors.get("refused") == 2 * MAX_FAILURES)
+        assert service.counts.breaker_state == "closed"
+        assert await is_shared(routers, [1])
+        await client.aclose()
+
+
+async def test_redis_is_reached_by_tls(tmp_path):
+    files = make_certificate(tmp_path, "redis")
+    tls = ("--port", "0", "--tls-cert-file", files.certificate, "--tls-key-file", files.key, "--tls-auth-clients", "no")
+    server = RedisServer(*tls, port_option="--tls-port")
+    try:
+        url = f"{server.url.replace('redis://', 'rediss://')}?ssl_ca_certs={files.certificate}"
+        async with Routers(url) as routers:
+            await routers.add().ask("kept", [1])
+            await asyncio.sleep(0.2)
+            assert await is_shared(routers, [1])
+    finally:
+        server.kill()
+
+
+async def test_a_wrong_password_is_a_failure_and_no_more(server):
+    async with Routers(server.url) as routers:
+        service = routers.add(server.url.replace("word", "other"))
+        assert [await service.number(str(index), [index]) for index in range(10)] == list(range(1, 11))
+        assert service.counts.breaker_state == "open"
+
+
+async def test_no_more_connections_than_the_pool_has_are_opened(server):
+    async with Routers(server.url) as routers:
+        service = routers.add()
+        for first in range(0, 2000, 50):
+            await asyncio.gather(*(service.ask(str(index), [index]) for index in range(first, first + 50)))
+        client = RedisConnection(server.url)._client
+        assert len(await client.client_list()) <= 9
+        await client.aclose()
+        assert service.counts.breaker_state == "closed"
+
+
+async def test_a_cache_without_a_server_closes(server):
+    cache = RedisCache(RedisConnection("redis://127.0.0.1:1/0"), ServiceMetrics().prediction_cache_counts())
+    await cache.close()
