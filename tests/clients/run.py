@@ -84,7 +84,7 @@ CLIENTS = (
     Client(
         name="huggingface_hub",
         script="huggingface_hub_check.py",
-        requirements=("huggingface_hub==2.4.0", "aiohttp"),
+        requirements=("huggingface_hub==2.4.0", "aiohttp", "numpy"),
         arguments=("url",),
     ),
     Client(name="schemathesis", script="schemathesis_check.py", requirements=("schemathesis==4.32.5",), service=None),

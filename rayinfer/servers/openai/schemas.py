@@ -9,6 +9,7 @@ from rayinfer.tokenization.truncation import TruncationSide
 
 MAX_PRIORITY = 10
 MAX_SALT_CHARS = 128
+SALT_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_SALT_CHARS, "pattern": r"^[^@/\\\x00]+$"}
 MAX_LIST_ITEMS = 4096  # messages of a conversation, parts of all of them, token ids that stop or are allowed
 MAX_TEMPLATE_ARGUMENTS = 64
 MAX_MESSAGE_FIELDS = 64

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from rayinfer.errors import InvalidParameter
-from rayinfer.servers.openai.schemas import MAX_PRIORITY, Integer, check_cache_salt, check_priority
+from rayinfer.servers.openai.schemas import MAX_PRIORITY, SALT_SCHEMA, Integer, check_cache_salt, check_priority
 from rayinfer.servers.openapi import ranged
 from rayinfer.servers.prediction.text_items import TextSettings
 from rayinfer.tokenization.truncation import TruncationSide
@@ -39,7 +39,7 @@ class PoolingSettings(BaseModel):
     truncate_prompt_tokens: Annotated[Integer | None, ranged("integer", minimum=-1)] = None
     truncation_side: TruncationSide | None = None  # right is the default
     priority: Annotated[Integer | None, ranged("integer", minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY)] = None
-    cache_salt: str | None = None
+    cache_salt: Annotated[str | None, WithJsonSchema({"anyOf": [SALT_SCHEMA, {"type": "null"}]})] = None
     request_id: str | None = None
     use_activation: bool | None = None  # False: numbers as the model computes them
 
