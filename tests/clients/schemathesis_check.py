@@ -24,7 +24,8 @@ from support.tiny_models.tiny_checkpoints import save_tokenizer
 
 VOCAB_SIZE = 384
 # Their ranges depend on each other, on the prompt or on the vocabulary, which a schema cannot say.
-DEPENDENT_PATHS = "^(/|/generate|/generate_stream|/chat_tokenize|/tokenize|/invocations|/api|/decode|(/v1)?/score|/v1/images/classify)$"
+DEPENDENT = "generate generate_stream chat_tokenize tokenize invocations api decode score v1/score v1/images/classify"
+DEPENDENT_PATHS = f"^/({'|'.join(DEPENDENT.split())})?$"
 SEED, NUM_EXAMPLES = 19, 50
 
 
