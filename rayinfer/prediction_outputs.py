@@ -127,7 +127,8 @@ def similarity(one: FloatArray, other: FloatArray, kind: Similarity = "cosine") 
     product = float(one @ other)
     if kind == "dot":
         return product
-    return product / max(float(np.linalg.norm(one) * np.linalg.norm(other)), LEAST_NORM)
+    cosine = product / max(float(np.linalg.norm(one) * np.linalg.norm(other)), LEAST_NORM)
+    return min(max(cosine, -1.0), 1.0)  # rounding goes beyond
 
 
 def are_finite(numbers: Sequence[FloatArray]) -> list[bool]:

@@ -34,6 +34,11 @@ class MetricsSnapshot:
     prediction_cache: PredictionCacheCounts | None = None  # None without one
 
 
+def _looked_up_tokens(stats: EngineStats) -> float:
+    """Count prompt tokens where there is a prefix cache: without blocks there is none."""
+    return stats.prompt_tokens_total if stats.kv_blocks_total else 0
+
+
 ENGINE_GAUGES: tuple[Gauge, ...] = (
     ("vllm:num_requests_running", "Requests that are generating.", lambda it: it.num_running),
     ("vllm:kv_cache_usage_perc", "Share of KV blocks with readers, 0 to 1.", lambda it: it.kv_cache_usage),
@@ -44,7 +49,7 @@ ENGINE_GAUGES: tuple[Gauge, ...] = (
 )
 ENGINE_COUNTERS: tuple[Gauge, ...] = (
     ("vllm:num_preemptions", "Requests that lost their blocks to others.", lambda it: it.num_preemptions_total),
-    ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda it: it.prompt_tokens_total),
+    ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", _looked_up_tokens),
     ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda it: it.cached_prompt_tokens_total),
     ("rayinfer_steps", "Steps of the engine.", lambda it: it.num_steps_total),
 )

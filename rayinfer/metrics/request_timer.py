@@ -105,6 +105,12 @@ class RequestTimer:
                 self._has_moved = False
         self._last_token_s = now_s
 
+    def prediction(self, num_cached_tokens: int = 0) -> None:
+        """Record the output of a model that generates nothing; its input counts as computed with it."""
+        self._last_token_s = self._first_token_s = self._clock()
+        self._count_prompt(num_cached_tokens)
+        self._counts.first_token.observe(self._first_token_s - self._started_s)
+
     def finished(self, reason: FinishReason) -> None:
         """Record the choice's end; call it once."""
         counts, now_s = self._counts, self._clock()
@@ -130,9 +136,11 @@ class RequestTimer:
     def _count_inference(self, dispatched_s: float, last_token_s: float) -> None:
         counts, decode_s = self._counts, last_token_s - self._first_token_s
         counts.prefill.observe(self._first_token_s - dispatched_s)
-        counts.decode.observe(decode_s)
         for inference in (counts.inference, counts.tgi_inference):
             inference.observe(last_token_s - dispatched_s)
+        if not self.num_tokens:
+            return
+        counts.decode.observe(decode_s)
         counts.tgi_time_per_token.observe((last_token_s - dispatched_s) / self.num_tokens)
         if self.num_tokens > 1:
             counts.time_per_token.observe(decode_s / (self.num_tokens - 1))

@@ -27,7 +27,8 @@ class StreamTimers:
         self._on_end = on_end
         self._num_tokens: list[int] = []  # of the choices that have ended
         params = request.sampling_params
-        metrics.request_params(model_name, n=params.n, max_tokens=params.max_tokens)
+        if request.prediction is None:
+            metrics.request_params(model_name, n=params.n, max_tokens=params.max_tokens)
         self._running: dict[int, RequestTimer] = {
             # The choices share one prompt, so the first alone counts its tokens.
             choice: metrics.request_started(model_name, request.num_input_tokens if choice == 0 else 0)
@@ -40,7 +41,10 @@ class StreamTimers:
             timer = self._running.get(completion.index)
             if timer is None:
                 continue
-            timer.tokens(len(completion.token_ids), output.num_cached_tokens)
+            if output.prediction is None:
+                timer.tokens(len(completion.token_ids), output.num_cached_tokens)
+            else:
+                timer.prediction(output.num_cached_tokens)
             if completion.finish_reason is not None:
                 self.finish(completion.index, completion.finish_reason)
 

@@ -65,6 +65,26 @@ def test_a_stream_is_timed_from_arrival_over_its_tokens_to_its_end():
     assert round(seen["vllm:e2e_request_latency_seconds_sum", ("tiny",)], 6) == 0.4
 
 
+def test_a_prediction_counts_its_input_and_is_timed_without_tokens():
+    clock = FakeClock()
+    metrics = ServiceMetrics(clock=clock)
+    metrics.set_engine_stats("tiny", "engine-0", EngineStats(prompt_tokens_total=7))
+    timer = metrics.request_started("tiny", num_prompt_tokens=7)
+    clock.now += 0.1
+    timer.record_dispatch()
+    clock.now += 0.2
+    timer.prediction(num_cached_tokens=0)
+    timer.finished("stop")
+    seen = values(metrics)
+    assert seen["vllm:prompt_tokens_total", ("tiny",)] == 7
+    assert seen["vllm:generation_tokens_total", ("tiny",)] == 0
+    assert seen["vllm:request_prompt_tokens_count", ("tiny",)] == 1
+    assert round(seen["vllm:request_prefill_time_seconds_sum", ("tiny",)], 6) == 0.2
+    assert round(seen["vllm:request_inference_time_seconds_sum", ("tiny",)], 6) == 0.2
+    assert seen["vllm:request_decode_time_seconds_count", ("tiny",)] == 0
+    assert sum(count for (name, _), count in seen.items() if name == "vllm:prefix_cache_queries_total") == 0
+
+
 def test_the_wait_for_another_engine_is_counted_by_itself():
     clock = FakeClock()
     metrics = ServiceMetrics(clock=clock)
@@ -116,7 +136,10 @@ def test_totals_of_engines_have_a_series_each():
     metrics = ServiceMetrics()
     for engine, num_prompt_tokens in (("a", 10), ("b", 20), ("b", 21)):
         stats = EngineStats(
-            prompt_tokens_total=num_prompt_tokens, cached_prompt_tokens_total=4, num_preemptions_total=2
+            kv_blocks_total=8,
+            prompt_tokens_total=num_prompt_tokens,
+            cached_prompt_tokens_total=4,
+            num_preemptions_total=2,
         )
         metrics.set_engine_stats("tiny", engine, stats)
     seen = values(metrics)

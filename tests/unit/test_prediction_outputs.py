@@ -78,6 +78,8 @@ def test_similarities_grow_with_nearness():
     one, other = np.array([3, 4], dtype=np.float32), np.array([6, 8], dtype=np.float32)
     assert similarity(one, other) == pytest.approx(1)
     assert similarity(one, other, "dot") == 50
+    third = np.full(10, 0.1, np.float32)
+    assert similarity(third, third) <= 1.0
     assert similarity(one, other, "euclidean") == -5
     assert similarity(one, other, "manhattan") == -7
 

@@ -9,7 +9,7 @@ from filelock import FileLock
 from rayinfer.errors import ModelLoadError
 from rayinfer.models.checkpoints.model_folder import check_model_folder
 
-CONVERSION_VERSION = "3"  # of GGUF files, part of their folders' names: what an older one wrote is made again
+CONVERSION_VERSION = "3"  # of what is converted, part of the names of folders: what an older one wrote is made again
 
 
 def build_once(folder: Path, build: Callable[[Path], None]) -> Path:

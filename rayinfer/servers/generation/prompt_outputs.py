@@ -9,11 +9,13 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import cast
 
-from rayinfer.errors import QueueFull, RequestFailed, RequestTimedOut, Unavailable
+from rayinfer.errors import NotReady, QueueFull, RequestFailed, RequestTimedOut, Unavailable
 from rayinfer.outputs import CompletionOutput, RequestOutput
 from rayinfer.protocols import GenerationRequest, TextGenerator
 
 _MAX_PROMPTS_AHEAD = 32  # that wait for their first output: to begin and end one takes 0.3 ms, while streams wait
+_ENGINE_WAIT_S = 60.0  # how long a request that has begun waits for an engine, as streams that have lost theirs do
+_ENGINE_POLL_S = 0.1
 _MAX_OUTPUTS_AHEAD = 64  # a client that reads slowly holds up its own prompts, not our memory
 
 
@@ -57,7 +59,8 @@ def generate_outputs(
     """Run the requests side by side and yield their outputs as they come; the first failure ends them all.
 
     Those beyond their share of _MAX_PROMPTS_AHEAD, and those that find the queue full, begin when one of the others has
-    its first output: there may be more of them than may wait. Raises at once what refuses the first of them, and
+    its first output: there may be more of them than may wait. Where all engines are gone by then, they wait for one:
+    what the others have computed should not be lost. Raises at once what refuses the first of them, and
     whatever else refuses any of those that begin at once.
     """
     batch = _Batch(generator, requests, lists or PromptLists())
@@ -90,13 +93,14 @@ class _Batch:
     def begin_more(self, *, is_alone: bool = False) -> list[tuple[int, _OutputStream]]:
         """Begin as many as have a place now; returns them with their prompts.
 
-        Raises QueueFull when no place is free and, as ours are `is_alone`, no other of them will free one.
+        Raises QueueFull when no place is free, and NotReady without an engine, where ours are `is_alone`: then none of
+        them will end and change that.
         """
         begun: list[tuple[int, _OutputStream]] = []
         while self._waiting and len(self._ahead) < self._lists.max_ahead():
             try:
                 self._begin_first()
-            except QueueFull:
+            except (QueueFull, NotReady):
                 if is_alone and not begun:
                     raise
                 break
@@ -146,12 +150,24 @@ async def _outputs_of_all(batch: _Batch) -> AsyncGenerator[PromptOutput, None]:
             else:
                 batch.has_output(event.prompt)
                 num_running -= 1
-            begun = batch.begin_more(is_alone=not num_running)
+            begun = await _begin_more(batch, is_alone=not num_running)
     finally:
         batch.close()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _begin_more(batch: _Batch, *, is_alone: bool) -> list[tuple[int, _OutputStream]]:
+    """Begin more prompts of a request that has begun, once there is an engine; raises NotReady if none comes."""
+    latest = time.monotonic() + _ENGINE_WAIT_S
+    while True:
+        try:
+            return batch.begin_more(is_alone=is_alone)
+        except NotReady:
+            if time.monotonic() > latest:
+                raise
+        await asyncio.sleep(_ENGINE_POLL_S)
 
 
 async def _feed(queue: _Outputs, stream: _OutputStream, prompt: int) -> None:

@@ -5,11 +5,12 @@ from contextlib import aclosing
 
 import pytest
 
-from rayinfer.errors import InvalidParameter, QueueFull
+from rayinfer.errors import InvalidParameter, NotReady, QueueFull
 from rayinfer.outputs import CompletionOutput, RequestOutput
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.generation.prompt_outputs import PromptLists, generate_outputs
+from support.fakes.fake_generator import FakeGenerator
 
 
 class NarrowGenerator:
@@ -138,3 +139,29 @@ async def test_a_request_that_was_refused_takes_none_either_while_its_error_live
         await prompts_of(generate_outputs(NarrowGenerator(1, refuses=("2",)), requests(9), lists))
     other = generate_outputs(NarrowGenerator(1), requests(9), lists)
     assert lists.max_ahead() == 32, (at_once, later, other)
+
+
+class Restarting(FakeGenerator):
+    """A generator whose only engine is gone for some calls after the first."""
+
+    def __init__(self, num_refusals: int) -> None:
+        super().__init__()
+        self.num_refusals = num_refusals
+
+    def generate(self, request: GenerationRequest):
+        if self.requests and self.num_refusals:
+            self.num_refusals -= 1
+            raise NotReady("an engine is gone")
+        return super().generate(request)
+
+
+async def test_the_rest_of_a_request_that_has_begun_waits_for_an_engine():
+    generator = Restarting(num_refusals=4)
+    lists = PromptLists(num_ahead=1)
+    requests = [
+        GenerationRequest(request_id=name, prompt_token_ids=[1], sampling_params=SamplingParams(max_tokens=1))
+        for name in "abc"
+    ]
+    async with asyncio.timeout(5):
+        ended = {each.prompt async for each in generate_outputs(generator, requests, lists) if each.output.finished}
+    assert (ended, generator.num_refusals) == ({0, 1, 2}, 0)
