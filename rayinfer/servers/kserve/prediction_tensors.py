@@ -17,7 +17,7 @@ from rayinfer.servers.kserve.tensors.datatypes import DATATYPES
 from rayinfer.servers.kserve.tensors.tensor_json import bytes_array
 from rayinfer.servers.openai.request_body import check_schema
 from rayinfer.servers.pooling.schemas import PoolingBody
-from rayinfer.servers.prediction.image_items import image_cost, image_items
+from rayinfer.servers.prediction.image_items import image_items
 from rayinfer.servers.prediction.service import PredictionItem, PreparedPrediction
 from rayinfer.servers.prediction.text_items import named_prompt, pair_items, text_items
 from rayinfer.servers.request_limits import RequestLimits
@@ -212,7 +212,7 @@ def _pixel_items(
         raise InvalidParameter(
             f"an image may have {limits.max_image_side} pixels a side and {limits.max_image_pixels} in all", PIXELS.name
         )
-    cost = image_cost(description)
+    cost = description.image_cost
     return [
         PredictionItem([], PredictionInput(task=task, tensors=_saved({PIXELS.name: image}), cost=cost))
         for image in tensor.data

@@ -11,13 +11,6 @@ from rayinfer.servers.prediction.image_headers import read_image_size
 from rayinfer.servers.prediction.service import PredictionItem
 from rayinfer.servers.request_limits import RequestLimits
 
-_PATCH_PIXELS = 16 * 16  # count as one token
-
-
-def image_cost(description: PredictorDescription) -> int:
-    """Return the tokens that an image counts as."""
-    return max(1, description.image_size**2 // _PATCH_PIXELS)
-
 
 def image_items(
     images: Sequence[bytes], description: PredictorDescription, limits: RequestLimits, param: str
@@ -37,7 +30,7 @@ def image_items(
                 f"in all, got {width} x {height}",
                 param,
             )
-    cost = image_cost(description)
+    cost = description.image_cost
     return [PredictionItem([], PredictionInput(task="classify", image=image, cost=cost)) for image in images]
 
 
