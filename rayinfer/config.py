@@ -250,6 +250,11 @@ def default_key_file() -> Path:
     return cache_folder() / "api-keys.jsonl"
 
 
+def default_batches_folder() -> Path:
+    """Return the folder of files and batches of this user's services."""
+    return cache_folder() / "batches"
+
+
 def environment_api_keys() -> list[str]:
     """Return the API keys in RAYINFER_API_KEYS, which commas or white space separate."""
     return os.environ.get("RAYINFER_API_KEYS", "").replace(",", " ").split()

@@ -64,6 +64,10 @@ class TraceNotFound(RequestError):
     """A trace of a request that is unknown, or of which nothing is kept."""
 
 
+class ResourceNotFound(RequestError):
+    """A file or batch that is not there, or not the caller's."""
+
+
 class AuthenticationFailed(RequestError):
     """A request without a key, or with one that is not valid."""
 

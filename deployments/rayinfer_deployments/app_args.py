@@ -8,6 +8,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rayinfer.access.api_key import environment_keys
+from rayinfer.batches.records import BatchLimits
 from rayinfer.config import EngineConfig, default_key_file, describe_validation_error, environment_api_keys
 from rayinfer.errors import ConfigError
 from rayinfer.prediction_cache.cache_settings import DEFAULT_CACHE_BYTES, PredictionCacheSettings, checked_url
@@ -18,8 +19,11 @@ from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, MAX_BODY_BYT
 from rayinfer.servers.request_limits import RequestLimits
 from rayinfer.traces.generation_span import checked_endpoint
 from rayinfer_deployments.router.access_settings import AccessSettings
+from rayinfer_deployments.router.batch_owner_actor import BatchSettings
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits
 from rayinfer_deployments.router.tls import HttpTlsFiles
+
+DEFAULT_BATCH_LIMITS = BatchLimits()
 
 ENGINE_NUM_CPUS = 0.5  # that Ray sets aside for an engine: it takes what the machine has, whatever that is
 
@@ -149,6 +153,18 @@ class LLMAppArgs(BaseModel):
     prediction_cache_secret_file: str | None = Field(
         None, description="file with a secret that signs what is in Redis, the same on every node"
     )
+    batches_folder: str | None = Field(
+        None,
+        description="folder of files and batches (/v1/files, /v1/batches) on the head node; default: none",
+    )
+    max_batch_file_bytes: int = Field(DEFAULT_BATCH_LIMITS.max_file_bytes, ge=1024, description="largest file")
+    max_batch_requests: int = Field(DEFAULT_BATCH_LIMITS.max_requests, ge=1, description="requests of one batch")
+    max_open_batch_requests: int = Field(
+        DEFAULT_BATCH_LIMITS.max_open_requests, ge=1, description="requests of all open batches of a tenant"
+    )
+    max_stored_file_bytes: int = Field(
+        DEFAULT_BATCH_LIMITS.max_stored_bytes, ge=1024, description="size of all files of a tenant"
+    )
     api_keys: str | None = Field(
         None,
         description="file of API keys, which `rayinfer keys` writes; without one, and without RAYINFER_API_KEYS, "
@@ -221,6 +237,18 @@ class LLMAppArgs(BaseModel):
             url=self.prediction_cache_url,
             secret_file=self.prediction_cache_secret_file,
         )
+
+    def batch_settings(self) -> BatchSettings | None:
+        """Return the routers' settings of files and batches."""
+        if self.batches_folder is None:
+            return None
+        limits = BatchLimits(
+            max_file_bytes=self.max_batch_file_bytes,
+            max_requests=self.max_batch_requests,
+            max_open_requests=self.max_open_batch_requests,
+            max_stored_bytes=self.max_stored_file_bytes,
+        )
+        return BatchSettings(folder=self.batches_folder, limits=limits)
 
     def connection_limits(self) -> ConnectionLimits:
         """Return the connection limits of the routers' own port."""

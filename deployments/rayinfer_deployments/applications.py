@@ -90,6 +90,7 @@ def build_app_over(make_engines: MakeEngines, args: LLMAppArgs) -> Application:
             connection_limits=args.connection_limits(),
             access=args.access_settings(),
             prediction_cache=args.prediction_cache_settings(),
+            batches=args.batch_settings(),
             drain_timeout_s=longest_drain_s,
         )
     )

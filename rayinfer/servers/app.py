@@ -35,6 +35,7 @@ from rayinfer.servers.kserve.repository import ModelRepository
 from rayinfer.servers.kserve.rest.routes import add_kserve_routes
 from rayinfer.servers.load_shedding import LoadShedding
 from rayinfer.servers.megatron.endpoint import API, add_megatron_routes
+from rayinfer.servers.openai.batches.routes import BatchServices, add_batch_routes
 from rayinfer.servers.openai.endpoints import OpenAIEndpoints
 from rayinfer.servers.openai.routes import add_openai_routes, add_openai_schemas, generation_paths
 from rayinfer.servers.openai.tokenize import TokenizeEndpoints
@@ -94,6 +95,7 @@ def build_app(
     request_limits: RequestLimits = DEFAULT_REQUEST_LIMITS,
     trusts_request_chat_template: bool = False,
     kserve: InferenceService | None = None,
+    batches: BatchServices | None = None,
 ) -> FastAPI:
     """Build the application over `models`, a mapping that may be filled and change while it serves.
 
@@ -115,7 +117,7 @@ def build_app(
     app.add_middleware(
         RequestBoundary,
         metrics=metrics,
-        bounds=RequestBounds(max_body_bytes=max_body_bytes),
+        bounds=_request_bounds(max_body_bytes, batches),
         echoes_request_id=echoes_request_id,
     )
     _add_error_handlers(app, metrics)
@@ -126,12 +128,19 @@ def build_app(
     _add_service_routes(app, models, metrics, other_metrics)
     add_server_info_routes(app, kserve.generation)
     add_trace_routes(app, traces)
+    if batches is not None:
+        add_batch_routes(app, batches)
     if access is not None:
         add_usage_routes(app, access, price_per_engine_hour)
     if enable_engine_control:
         add_engine_control_routes(app, models)
     _complete_document(app)
     return app
+
+
+def _request_bounds(max_body_bytes: int, batches: BatchServices | None) -> RequestBounds:
+    max_file_bytes = 0 if batches is None else batches.max_file_bytes
+    return RequestBounds(max_body_bytes=max_body_bytes, max_file_bytes=max_file_bytes)
 
 
 def _add_protocols(

@@ -10,11 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from rayinfer.config import DEFAULT_MODEL, cache_folder, engine_config
+from rayinfer.config import DEFAULT_MODEL, cache_folder, default_batches_folder, engine_config
 from rayinfer.errors import RayinferError
 from rayinfer.routing.limits import router_limits
 from rayinfer.servers.request_limits import request_limits as checked_request_limits
 from rayinfer_deployments.cli.access_options import with_access_options
+from rayinfer_deployments.cli.batch_options import with_batch_options
 from rayinfer_deployments.cli.config_options import with_engine_options
 from rayinfer_deployments.cli.control.limits import mapping_in
 from rayinfer_deployments.cli.control.scale import engines_asked_for
@@ -110,6 +111,7 @@ PrioritizeEngines = Annotated[
 @with_engine_options
 @with_access_options
 @with_prediction_cache_options
+@with_batch_options
 def serve(
     model: Models = None,
     port: Port = 8000,
@@ -164,6 +166,7 @@ def serve(
             "max_connections_per_address": max_connections_per_address,
             "max_idle_connections": max_idle_connections,
             "max_unfinished_requests": max_unfinished_requests,
+            "batches_folder": str(default_batches_folder() / str(port)),
             **application_settings,
         },
         settings=profile.engine_settings | engine_settings,

@@ -38,12 +38,14 @@ from rayinfer.traces.generation_span import SpanRecorder, otlp_recorder
 from rayinfer.traces.trace_store import TraceStore
 from rayinfer_deployments.router.access_owner_actor import RemoteOwner
 from rayinfer_deployments.router.access_settings import AccessSettings
+from rayinfer_deployments.router.batch_owner_actor import BatchSettings
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits
 from rayinfer_deployments.router.grpc_ingress import GrpcIngress
 from rayinfer_deployments.router.grpc_port import bind_grpc_server
 from rayinfer_deployments.router.http_server import HttpServer
 from rayinfer_deployments.router.open_responses import OpenResponses
 from rayinfer_deployments.router.routed_models import RoutedModels, RouterModel
+from rayinfer_deployments.router.router_batches import RouterBatches
 from rayinfer_deployments.router.sibling_metrics import SiblingMetrics
 from rayinfer_deployments.router.tls import ReloadedTls
 
@@ -100,6 +102,7 @@ class Router(GrpcIngress):
         drain_timeout_s: float = 0.0,
         access: AccessSettings = OPEN_ACCESS,
         prediction_cache: PredictionCacheSettings = NO_PREDICTION_CACHE,
+        batches: BatchSettings | None = None,
     ) -> None:
         self._http_server: HttpServer | None = None  # before anything fails: Serve calls __del__ then, too
         self._grpc_server: GrpcServer | None = None
@@ -131,14 +134,23 @@ class Router(GrpcIngress):
         self._access = None if access.key_file is None else self._control_access(access.key_file)
         for model in models:
             await self._models.add(model)
+        self._batches = None if batches is None else self._build_batches(batches)
+        self._running_batches: asyncio.Task[None] | None = None
         self._kserve = self._build_kserve(with_examples=with_examples)
         self._call_access = CallAccess(self._access, self._access_log, trust_tenant_header)
         calls = Calls(self._call_access, self._metrics)
         self.grpc_methods = InferenceMethods(self._kserve, calls, max_message_bytes=max_body_bytes)
+        await self._wait_until_ready()
+        await self._open_ports(listen_on, grpc_on, connection_limits)
+
+    async def _wait_until_ready(self) -> None:
+        """Wait for what requests need, and begin with what runs beside them."""
         await asyncio.to_thread(renderer)  # the first chat should not wait for it
         await asyncio.gather(self._wait_for_keys(), self._models.wait_for_engines())
         collect_garbage_rarely()
-        await self._open_ports(listen_on, grpc_on, connection_limits)
+        if self._batches is not None:
+            runner = self._batches.runner.run(self._build_app(echoes_request_id=True))
+            self._running_batches = asyncio.create_task(runner)
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """Apply other limits at once, with streams open; invalid ones are logged as an error and change nothing.
@@ -181,6 +193,8 @@ class Router(GrpcIngress):
 
         With none, it does what `end_requests` does: a service without requests ends after one call.
         """
+        if self._running_batches is not None:
+            self._running_batches.cancel()  # batches go on at the next start
         num_open = self._models.stop_admitting()
         if not num_open:
             await self.end_requests()
@@ -214,6 +228,7 @@ class Router(GrpcIngress):
             price_per_engine_hour=self._access_settings.price_per_engine_hour,
             cors_origins=self._access_settings.cors_origins,
             kserve=self._kserve,
+            batches=None if self._batches is None else self._batches.services,
         )
         app.add_middleware(self._open_responses.counted)
         return app
@@ -224,6 +239,10 @@ class Router(GrpcIngress):
             served, self._request_timeout_s, self._traces, self._request_limits, self._access, self._spans
         )
         return InferenceService(generation, ModelRepository(served, example_models() if with_examples else ()))
+
+    def _build_batches(self, settings: BatchSettings) -> RouterBatches:
+        application = serve.get_replica_context().app_name
+        return RouterBatches(self._router_id, application, settings, self._models.served, self._access)
 
     async def _wait_for_keys(self) -> None:
         """Wait until the keys are known, for a limited time: requests are refused until then."""
@@ -268,7 +287,7 @@ class Router(GrpcIngress):
         await self._models.close()  # requests that are still open get an error
         await closing
         await self._write_records()
-        for task in self._following:
+        for task in [*self._following, *([self._running_batches] if self._running_batches else [])]:
             task.cancel()
 
     async def _write_records(self) -> None:

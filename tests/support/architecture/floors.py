@@ -36,7 +36,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.credits",
         "rayinfer.client",
     ),
-    ("rayinfer.access",),
+    ("rayinfer.access", "rayinfer.batches"),
     (
         "rayinfer.models",
         "rayinfer.adapters",

@@ -1,0 +1,52 @@
+"""Files and batches in a router: its owner as the router calls it, and the runner of rows."""
+
+from collections.abc import Callable, Mapping
+
+from rayinfer.access.access_control import AccessControl
+from rayinfer.access.caller import Caller
+from rayinfer.servers.openai.batches.routes import BatchServices
+from rayinfer.servers.openai.batches.runner import BatchRunner
+from rayinfer.servers.served_model import ServedModel
+from rayinfer_deployments.router.batch_owner_actor import BatchSettings, RemoteBatches
+
+
+class RouterBatches:
+    """The owner and the runner of one router."""
+
+    def __init__(
+        self,
+        router: str,
+        application: str,
+        settings: BatchSettings,
+        models: Mapping[str, ServedModel],
+        access: AccessControl | None,
+    ) -> None:
+        self.shared = RemoteBatches(application, settings)
+        self.runner = BatchRunner(
+            router,
+            self.shared,
+            find_caller=_finder(access),
+            num_slots=lambda: num_slots(models),
+            is_used=settings.is_used,
+        )
+        self.services = BatchServices(
+            shared=self.shared, on_batch=self.runner.wake, max_file_bytes=settings.limits.max_file_bytes
+        )
+
+
+def num_slots(models: Mapping[str, ServedModel]) -> int:
+    """Return how many requests the engines that are there run at once."""
+    engines = (model.generator.status().descriptions.values() for model in models.values())
+    return sum(max(1, description.max_num_seqs) for each in engines for description in each)
+
+
+def _finder(access: AccessControl | None) -> Callable[[str, str], Caller | None]:
+    def find_caller(key_id: str, tenant: str) -> Caller | None:
+        """Return the caller whose batch it is; None where the key is revoked."""
+        if not key_id:
+            return Caller(tenant=tenant) if access is None else None
+        keys = None if access is None else access.authenticator.keys
+        key = None if keys is None else keys.by_id.get(key_id)
+        return None if key is None or key.revoked_s is not None else Caller(tenant=tenant, key=key)
+
+    return find_caller
