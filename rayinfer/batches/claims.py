@@ -23,6 +23,7 @@ class _Queue:
     pending: deque[int]
     num_running: int = 0
     is_stopped: bool = False
+    done: set[int] = field(default_factory=set)  # lines with a result, whichever router it came from
 
 
 class Claims:
@@ -48,14 +49,16 @@ class Claims:
         before = self._routers.get(router) or _Router(now_s)
         claimed = set(running)
         done = set(done)
+        for key in done:
+            self._finish(key)
         self._routers[router] = _Router(now_s, claimed)
         for key in before.running - claimed:
-            self._release(key, is_done=key in done)
-        for key in (claimed | done) - before.running:  # given by an owner before this one
-            self._claim_again(router, key, is_done=key in done)
+            self._release(key)
+        for key in claimed - before.running:  # given by an owner before this one
+            self._claim_again(router, key)
         for name in [name for name, each in self._routers.items() if now_s - each.heard_s > ROUTER_SILENT_S]:
             for key in self._routers.pop(name).running:
-                self._release(key, is_done=False)
+                self._release(key)
 
     def give(self, router: str, number: int) -> list[RowKey]:
         """Give rows to a router."""
@@ -93,21 +96,26 @@ class Claims:
                 oldest.setdefault(queue.owner, batch_id)
         return oldest[min(oldest, key=running.__getitem__)] if oldest else None
 
-    def _release(self, key: RowKey, *, is_done: bool) -> None:
+    def _finish(self, key: RowKey) -> None:
+        queue = self._queues.get(key.batch_id)
+        if queue is not None:
+            queue.done.add(key.line)
+            if key.line in queue.pending:
+                queue.pending.remove(key.line)
+
+    def _release(self, key: RowKey) -> None:
         queue = self._queues.get(key.batch_id)
         if queue is None:
             return
         queue.num_running -= 1
-        if not is_done and not queue.is_stopped:
+        if key.line not in queue.done and not queue.is_stopped:
             queue.pending.appendleft(key.line)
 
-    def _claim_again(self, router: str, key: RowKey, *, is_done: bool) -> None:
-        """Take a row out of the queue that a router computes, or has done, without having been given it here."""
+    def _claim_again(self, router: str, key: RowKey) -> None:
+        """Take a row out of the queue that a router computes without having been given it here."""
         queue = self._queues.get(key.batch_id)
-        is_pending = queue is not None and key.line in queue.pending
-        if queue is not None and is_pending:
+        if queue is not None and key.line in queue.pending:
             queue.pending.remove(key.line)
-        if queue is None or not is_pending or is_done:
-            self._routers[router].running.discard(key)  # another router has it
-        else:
             queue.num_running += 1
+        else:
+            self._routers[router].running.discard(key)  # another router has it, or it is done

@@ -88,8 +88,11 @@ def grpc_port() -> int:
 
 
 @pytest.fixture(scope="session")
-def service(deploy: Deploy, tiny_models: dict[str, Path], grpc_port: int) -> Iterator[ServiceClient]:
+def service(
+    deploy: Deploy, tiny_models: dict[str, Path], grpc_port: int, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServiceClient]:
     """Two models behind one address, and the example models beside them."""
     models = [{"name": name, "model": str(folder), "num_kv_blocks": 4096} for name, folder in tiny_models.items()]
-    with deploy("service", models, enable_engine_control=True, with_examples=True, grpc_port=grpc_port) as client:
+    settings = {"grpc_port": grpc_port, "batches_folder": str(tmp_path_factory.mktemp("batches"))}
+    with deploy("service", models, enable_engine_control=True, with_examples=True, **settings) as client:
         yield client
