@@ -15,11 +15,20 @@ from rayinfer_deployments.cluster.process_tree import descendants
 from rayinfer_deployments.cluster.service_record import ServiceRecord
 from rayinfer_deployments.discovery.engine_address import ENGINE_PREFIX, RankName
 from rayinfer_deployments.operations.control_socket import ask
+from rayinfer_deployments.router import batch_owner_actor
 from rayinfer_deployments.router.access_owner_actor import ACTOR_PREFIX
 
-Role = Literal["proxy", "controller", "access_owner", "router", "engine_replica", "engine"]
+Role = Literal["proxy", "controller", "access_owner", "batch_owner", "router", "engine_replica", "engine"]
 
-ROLE_ORDER: tuple[Role, ...] = ("controller", "proxy", "access_owner", "router", "engine_replica", "engine")
+ROLE_ORDER: tuple[Role, ...] = (
+    "controller",
+    "proxy",
+    "access_owner",
+    "batch_owner",
+    "router",
+    "engine_replica",
+    "engine",
+)
 REPLICA_PREFIX = "SERVE_REPLICA::"  # Serve names a replica's actor so, then application#deployment#replica
 PROXY_CLASSES = ("ProxyActor", "HAProxyManager")  # the second one starts and updates HAProxy
 RESPONSE_TIMEOUT_S = 10.0  # of a service's process
@@ -78,6 +87,8 @@ def _identify(actor: Actor, application: str, replicas: set[str], loads: dict[st
         return ServiceProcess(pid=actor.pid, role="proxy")
     if actor.name == f"{ACTOR_PREFIX}{application}":
         return ServiceProcess(pid=actor.pid, role="access_owner")
+    if actor.name == f"{batch_owner_actor.ACTOR_PREFIX}{application}":
+        return ServiceProcess(pid=actor.pid, role="batch_owner")
     if actor.name.startswith(f"{REPLICA_PREFIX}{application}#"):
         _, deployment, replica = actor.name.split("#", 2)
         if deployment == "router":
