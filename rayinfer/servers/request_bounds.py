@@ -7,7 +7,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -43,9 +43,15 @@ class BoundedRequests:
     """ASGI middleware that refuses what is out of bounds and takes out headers that would give Serve orders."""
 
     def __init__(
-        self, app: ASGIApp, bounds: RequestBounds, on_refusal: Callable[[RequestError], None] = lambda _: None
+        self,
+        app: ASGIApp,
+        bounds: RequestBounds,
+        on_refusal: Callable[[RequestError], None] = lambda _: None,
+        max_body_bytes: Callable[[Scope], int] | None = None,
     ) -> None:
+        """Take bounds, of which `max_body_bytes` may depend on the request."""
         self._app = app
+        self._max_body_bytes = max_body_bytes
         self._bounds = bounds
         self._on_refusal = on_refusal
 
@@ -58,9 +64,12 @@ class BoundedRequests:
         if scope["type"] == "websocket":
             await self._app(scope, receive, send)
             return
-        exchange = _Exchange(scope, receive, send, self._bounds, self._on_refusal)
+        bounds = self._bounds
+        if self._max_body_bytes is not None:
+            bounds = replace(bounds, max_body_bytes=self._max_body_bytes(scope))
+        exchange = _Exchange(scope, receive, send, bounds, self._on_refusal)
         try:
-            _check_head(scope, self._bounds)
+            _check_head(scope, bounds)
         except RequestError as error:
             await exchange.refuse(error)
         else:
