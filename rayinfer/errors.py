@@ -124,6 +124,10 @@ class NotReady(Unavailable):
     """No engine is ready yet, or none is left."""
 
 
+class ModelFilesGone(NotReady):
+    """No engine is left, and none can be started: the model's files are no longer there."""
+
+
 class EngineDead(Unavailable):
     """The engine that ran the request is gone."""
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from rayinfer.errors import BadImage
 from rayinfer.predictions import DEFAULT_IMAGE_LIMITS, ImageLimits
-from rayinfer.predictors.image_shape import ANSWER, LENGTH, PIXELS, ImageShape, worker_command
+from rayinfer.predictors.image_shape import ANSWER, IMAGE, PIXELS, ImageShape, worker_command
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +40,8 @@ class ImageDecoder:
         for process in self._processes:
             self._free.put(process)
 
-    def submit(self, image: bytes) -> "Future[Pixels]":
-        """Begin to decode an image; the future has its pixels, [height, width, 3], or BadImage."""
+    def submit(self, image: bytes | Pixels) -> "Future[Pixels]":
+        """Begin to decode an image, or to resize pixels; the future has pixels, [height, width, 3], or BadImage."""
         return self._threads.submit(self._decode, image)
 
     @property
@@ -55,9 +55,10 @@ class ImageDecoder:
         for process in self._processes:
             process.close()
 
-    def _decode(self, image: bytes) -> Pixels:
-        if len(image) > self._limits.max_bytes:  # without a copy to the process
-            raise BadImage(f"the image has {len(image):,} bytes, the limit is {self._limits.max_bytes:,}", "image")
+    def _decode(self, image: bytes | Pixels) -> Pixels:
+        num_bytes = len(image) if isinstance(image, bytes) else image.size
+        if num_bytes > self._limits.max_bytes:  # without a copy to the process
+            raise BadImage(f"the image has {num_bytes:,} bytes, the limit is {self._limits.max_bytes:,}", "image")
         process = self._free.get()
         try:
             return process.decode(image)
@@ -79,7 +80,9 @@ class _DecodingProcess:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    def decode(self, image: bytes) -> Pixels:
+    def decode(self, image: bytes | Pixels) -> Pixels:
+        height, width = (0, 0) if isinstance(image, bytes) else image.shape[:2]
+        content = image if isinstance(image, bytes) else image.tobytes()
         process = self._running()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -87,14 +90,14 @@ class _DecodingProcess:
         timer.daemon = True
         timer.start()
         try:
-            process.stdin.write(LENGTH.pack(len(image)) + image)
+            process.stdin.write(IMAGE.pack(len(content), height, width) + content)
             process.stdin.flush()
             return self._read_answer(process.stdout)
         except BadImage:
             raise
         except (OSError, EOFError, ValueError) as error:  # ValueError: closed meanwhile
             self._end(process)  # the next image gets another one
-            logger.warning("an image of %d bytes has ended the process that decodes: %r", len(image), error)
+            logger.warning("an image of %d bytes has ended the process that decodes: %r", len(content), error)
             raise BadImage("the image cannot be decoded", "image") from error
         finally:
             timer.cancel()

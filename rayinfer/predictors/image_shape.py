@@ -12,9 +12,9 @@ from rayinfer.predictions import ImageLimits
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
 
-# To a process: the length of an image, then the image. Its answers: kind, height and width (of an error: length and 0),
-# then the pixels or the error's text.
-LENGTH = struct.Struct("<Q")
+# To a process: the length of an image, the height and width of one that is pixels (0 of others), then the image.
+# Its answers: kind, height and width (of an error: length and 0), then the pixels or the error's text.
+IMAGE = struct.Struct("<QII")
 ANSWER = struct.Struct("<BII")
 PIXELS, REFUSED = 0, 1
 

@@ -11,7 +11,7 @@ from typing import IO, Any
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from rayinfer.predictions import DEFAULT_IMAGE_LIMITS, ImageLimits
-from rayinfer.predictors.image_shape import ANSWER, LENGTH, PIXELS, REFUSED, ImageShape
+from rayinfer.predictors.image_shape import ANSWER, IMAGE, PIXELS, REFUSED, ImageShape
 
 FORMATS = ("JPEG", "PNG", "WEBP")
 MEMORY_BYTES = 2 * 2**30  # of addresses: 25 megapixels need a tenth of it
@@ -82,9 +82,14 @@ def decode_for_parent(shape: dict[str, Any], limits: dict[str, Any]) -> None:
     image_shape, image_limits = ImageShape(**shape), ImageLimits(**limits)
     with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         while True:
-            content = _read(sys.stdin.buffer)
+            height, width, content = _read(sys.stdin.buffer)
             try:
-                image = decode_image(content, image_shape, image_limits)
+                if height:
+                    pixels = Image.frombytes("RGB", (width, height), content)
+                    _check_header(pixels, image_limits)
+                    image = _resized(pixels, image_shape)
+                else:
+                    image = decode_image(content, image_shape, image_limits)
                 head, body = ANSWER.pack(PIXELS, image.height, image.width), image.tobytes()
             except RefusedImage as error:
                 body = str(error).encode()
@@ -93,12 +98,13 @@ def decode_for_parent(shape: dict[str, Any], limits: dict[str, Any]) -> None:
             sys.stdout.buffer.flush()
 
 
-def _read(stream: IO[bytes]) -> bytes:
-    head = stream.read(LENGTH.size)
-    if len(head) < LENGTH.size:
+def _read(stream: IO[bytes]) -> tuple[int, int, bytes]:
+    """Read height, width and bytes of an image; the sizes are 0 of one that is encoded."""
+    head = stream.read(IMAGE.size)
+    if len(head) < IMAGE.size:
         raise EOFError
-    (length,) = LENGTH.unpack(head)
+    length, height, width = IMAGE.unpack(head)
     content = stream.read(length)
     if len(content) < length:
         raise EOFError
-    return content
+    return height, width, content

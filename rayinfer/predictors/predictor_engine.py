@@ -81,6 +81,8 @@ class PredictorEngine:
             self._end(added, "timeout")
         elif request.prediction is not None and request.prediction.image:
             self._images.add(added, request.prediction.image)
+        elif item.pixels is not None and not item.is_resized:
+            self._images.add(added, item.pixels)
         else:
             self._enqueue(added)
 
@@ -182,7 +184,7 @@ class PredictorEngine:
         for added in self._images.take_ready():
             assert added.decoding is not None
             try:
-                added.item = replace(added.item, pixels=added.decoding.result())
+                added.item = replace(added.item, pixels=added.decoding.result(), is_resized=True)
             except RequestError as error:
                 self._fail(added, str(error))
             else:

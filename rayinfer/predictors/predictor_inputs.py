@@ -58,22 +58,27 @@ def _text_item(
     return RunnerItem(task=task, token_ids=token_ids, num_first_tokens=num_first_tokens)
 
 
-def _image(value: Any, place: str) -> npt.NDArray[np.uint8]:
+def _image(value: Any, place: str) -> npt.NDArray[Any]:
     """Accept a file's path or bytes, arrays, and images of Pillow in RGB, which numpy reads."""
-    if isinstance(value, Path):
-        value = value.read_bytes()
+    if isinstance(value, str | Path):
+        value = _file(Path(value), place)
     if isinstance(value, bytes):
         return _decoded(value, place)
-    if value is None or isinstance(value, str):
+    pixels = np.asarray(value)
+    if pixels.dtype not in (np.uint8, np.float32):
         raise InvalidParameter(
-            f"{place} must be a pathlib.Path, the bytes of a JPEG, PNG or WebP file, or an array uint8 "
-            f"[height, width, 3], got {shown(value)}",
+            f"{place} must be a path, the bytes of a JPEG, PNG or WebP file, an array of uint8 [height, width, 3], or"
+            f" one of float32 [3, height, width] that is normalized, got {shown(value)}",
             "inputs",
         )
-    pixels = np.asarray(value)
-    if pixels.dtype != np.uint8:
-        raise InvalidParameter(f"{place} must be an array of uint8, got {pixels.dtype}", "inputs")
     return pixels
+
+
+def _file(path: Path, place: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a path with a null
+        raise InvalidParameter(f"{place}: the image {shown(str(path))} cannot be read: {error}", "inputs") from None
 
 
 def _decoded(content: bytes, place: str) -> npt.NDArray[np.uint8]:

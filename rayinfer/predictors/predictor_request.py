@@ -20,8 +20,8 @@ Pixels = npt.NDArray[np.uint8]
 class ImageSource(Protocol):
     """Decoder of images beside the engine's thread."""
 
-    def submit(self, image: bytes) -> "Future[Pixels]":
-        """Begin to decode an image; the future has its pixels, or a RequestError."""
+    def submit(self, image: bytes | Pixels) -> "Future[Pixels]":
+        """Begin to decode an image, or to resize pixels; the future has its pixels, or a RequestError."""
         ...
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class DecodingImages:
         """Whether `take_ready` may return a request."""
         return not self._ready.empty()
 
-    def add(self, added: PredictorRequest, image: bytes) -> None:
+    def add(self, added: PredictorRequest, image: bytes | Pixels) -> None:
         """Begin to decode a request's image; raises InvalidParameter where there are none."""
         if self._source is None:
             raise InvalidParameter("this model takes no images", "input")

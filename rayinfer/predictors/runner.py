@@ -20,7 +20,7 @@ class RunnerItem:
     task: PredictionTask
     token_ids: Sequence[int] = ()
     num_first_tokens: int = 0  # of a pair of texts: tokens of the first one, with the special ones around it
-    pixels: npt.NDArray[np.uint8] | None = None  # [height, width, 3], red, green and blue
+    pixels: npt.NDArray[Any] | None = None  # uint8 [height, width, 3]; float32 [3, height, width]: normalized already
     is_resized: bool = True  # pixels have the model's size, as engines decode images; false: any size
     tensors: NamedTensors = field(default_factory=dict)
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import NamedTuple
 
-from rayinfer.errors import EngineDead, EngineLeaving, NotReady, QueueFull, ShuttingDown, Unavailable
+from rayinfer.errors import EngineDead, EngineLeaving, ModelFilesGone, NotReady, QueueFull, ShuttingDown, Unavailable
 from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import EngineState, FinishReason, RequestOutput, TraceEvent
@@ -162,9 +162,10 @@ class Dispatcher:
         if not self._is_admitting:
             return "the service is shutting down"
         states = {engine.stats.state for engine in self.engines.available()}
-        if EngineState.RUNNING in states or (self.engines.is_starting and self.engines.is_described):
+        can_start = self.engines.is_starting and self.engines.is_described and not self.engines.find_missing_files()
+        if EngineState.RUNNING in states or can_start:
             return ""
-        return ", ".join(sorted(states)) or self.engines.not_ready_message()
+        return ", ".join(sorted(states)) or str(self.engines.not_ready())
 
     async def _run_with_migration(
         self, request: GenerationRequest, slot: AdmissionSlot
@@ -239,8 +240,8 @@ class Dispatcher:
                 attempt = await self._send(run)
             except TimeoutError:
                 return None
-            except NotReady:
-                if not run.budget.num_lost:
+            except NotReady as error:
+                if isinstance(error, ModelFilesGone) or not run.budget.num_lost:
                     raise
                 if (left_s := self._time_left_s(run)) is None or left_s > 0:
                     raise EngineDead("the engine that ran the request is gone, and no other has come") from None

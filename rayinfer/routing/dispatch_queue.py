@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rayinfer.errors import NotReady
+from rayinfer.errors import ModelFilesGone
 from rayinfer.priority_queue import PriorityQueue, QueueEntry
 from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.bounded_wait import wait_within
@@ -99,6 +99,8 @@ class DispatchQueue:
         """
         if not self._queue and self._send(request):
             return request.attempt.result()
+        if not self._engines.available() and isinstance(error := self._engines.not_ready(), ModelFilesGone):
+            raise error
         self._enqueue(request)
         try:
             return await wait_within(request.attempt, timeout_s)
@@ -232,7 +234,7 @@ class DispatchQueue:
     def _reject(self, request: QueuedRequest) -> None:
         self._remove(request)
         if not request.attempt.done():  # its client may have just left
-            request.attempt.set_exception(NotReady(self._engines.not_ready_message()))
+            request.attempt.set_exception(self._engines.not_ready())
 
 
 class _ServiceRate:

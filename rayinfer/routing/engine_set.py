@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from rayinfer.errors import EngineDead, EngineLeaving, NotReady
+from rayinfer.errors import EngineDead, EngineLeaving, ModelFilesGone, NotReady
 from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import EngineState, StepMessage, TraceEvent
@@ -34,7 +34,8 @@ class EngineSet:
 
     `capacity_listeners` are called whenever an engine may have gained capacity: with its name, or None where it may be
     any. `join_listeners` are called with each engine that is added, before it gets any request.
-    With `may_be_empty` the model's description stays known while it has no engine.
+    With `may_be_empty` the model's description stays known while it has no engine. `find_missing_files` returns what a
+    new engine would not find, and is called where there is none: nothing is waited for then.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class EngineSet:
         self.prefixes = PrefixIndex(clock)
         self.capacity_listeners: list[Callable[[str | None], None]] = []
         self.join_listeners: list[Callable[[EngineLink], None]] = []
+        self.find_missing_files: Callable[[], str] = lambda: ""
         self.may_be_empty = may_be_empty
         self._model_name = model_name
         self._metrics = metrics
@@ -154,14 +156,16 @@ class EngineSet:
         """Whether a stream that lost its engine waits for another."""
         return self._num_waiting > 0
 
-    def not_ready_message(self) -> str:
-        """Return why no engine can take a request."""
-        return f"model {self._model_name!r} cannot answer now: {self._not_ready_reason}"
+    def not_ready(self) -> NotReady:
+        """Return why no engine can take a request: a ModelFilesGone where none can be started either."""
+        if missing := self.find_missing_files():
+            return ModelFilesGone(f"model {self._model_name!r} cannot answer, and no engine can start: {missing}")
+        return NotReady(f"model {self._model_name!r} cannot answer now: {self._not_ready_reason}")
 
     def describe(self) -> ModelDescription:
         """Describe the model, with the limits of its tightest engine; raises NotReady without engines."""
         if self._description is None:
-            raise NotReady(self.not_ready_message())
+            raise self.not_ready()
         return self._description
 
     @property
@@ -237,14 +241,15 @@ class EngineSet:
             link.migrate(EngineLeaving("the engine that ran the request is leaving"))
 
     async def _wait_for_change(self, wait_s: float) -> None:
-        if self._is_closed:
-            raise NotReady(self.not_ready_message())
+        error = self.not_ready()
+        if self._is_closed or isinstance(error, ModelFilesGone):
+            raise error
         self._num_waiting += 1
         try:
             async with asyncio.timeout(max(0.0, wait_s)):
                 await self._changed.wait()
         except TimeoutError:
-            raise NotReady(self.not_ready_message()) from None
+            raise self.not_ready() from None
         finally:
             self._num_waiting -= 1
 

@@ -25,6 +25,7 @@ from rayinfer.metrics.service_metrics import CONTENT_TYPE, ServiceMetrics
 from rayinfer.servers.access.access_log import AccessLog
 from rayinfer.servers.access.middleware import AccessMiddleware
 from rayinfer.servers.access.usage import add_usage_routes
+from rayinfer.servers.body_limits import BodyLimits
 from rayinfer.servers.caller import recognized_caller, trust_tenant_header
 from rayinfer.servers.engine_control import add_engine_control_routes
 from rayinfer.servers.error_formats import error_format_of
@@ -114,17 +115,20 @@ def build_app(
         app.add_middleware(AccessMiddleware, access=access, metrics=metrics, log=access_log)
     if cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=list(cors_origins), **CORS_OPTIONS)
-    app.add_middleware(
-        RequestBoundary,
-        metrics=metrics,
-        bounds=_request_bounds(max_body_bytes, batches),
-        echoes_request_id=echoes_request_id,
-    )
-    _add_error_handlers(app, metrics)
     if kserve is None:
         service = GenerationService(models, request_timeout_s, traces, request_limits, access)
         kserve = InferenceService(service, ModelRepository(models))
-    _add_protocols(app, kserve, max_body_bytes, trusts_request_chat_template=trusts_request_chat_template)
+    max_file_bytes = 0 if batches is None else batches.max_file_bytes
+    body_limits = BodyLimits(max_body_bytes, models, kserve.generation.limits, max_file_bytes)
+    app.add_middleware(
+        RequestBoundary,
+        metrics=metrics,
+        bounds=RequestBounds(),
+        max_body_bytes=body_limits.of,
+        echoes_request_id=echoes_request_id,
+    )
+    _add_error_handlers(app, metrics)
+    _add_protocols(app, kserve, body_limits, trusts_request_chat_template=trusts_request_chat_template)
     _add_service_routes(app, models, metrics, other_metrics)
     add_server_info_routes(app, kserve.generation)
     add_trace_routes(app, traces)
@@ -138,13 +142,8 @@ def build_app(
     return app
 
 
-def _request_bounds(max_body_bytes: int, batches: BatchServices | None) -> RequestBounds:
-    max_file_bytes = 0 if batches is None else batches.max_file_bytes
-    return RequestBounds(max_body_bytes=max_body_bytes, max_file_bytes=max_file_bytes)
-
-
 def _add_protocols(
-    app: FastAPI, kserve: InferenceService, max_body_bytes: int, *, trusts_request_chat_template: bool
+    app: FastAPI, kserve: InferenceService, body_limits: BodyLimits, *, trusts_request_chat_template: bool
 ) -> None:
     """Add the paths of all protocols, which are looked through in this order: those asked most come first."""
     service = kserve.generation
@@ -159,7 +158,7 @@ def _add_protocols(
     add_tei_routes(app, predictions)
     add_image_routes(app, predictions)
     add_megatron_routes(app, service)
-    add_kserve_routes(app, kserve, max_body_bytes)
+    add_kserve_routes(app, kserve, body_limits)
     add_shared_routes(app, predictions, SharedEndpoints(openai, tokenizers, tgi))
 
 

@@ -3,6 +3,7 @@
 import logging
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -34,9 +35,17 @@ class RequestBoundary:
     """ASGI middleware around the whole application."""
 
     def __init__(
-        self, app: ASGIApp, *, metrics: ServiceMetrics, bounds: RequestBounds, echoes_request_id: bool = True
+        self,
+        app: ASGIApp,
+        *,
+        metrics: ServiceMetrics,
+        bounds: RequestBounds,
+        max_body_bytes: Callable[[Scope], int] | None = None,
+        echoes_request_id: bool = True,
     ) -> None:
-        self._app = BoundedRequests(app, bounds, lambda error: metrics.request_refused(refusal_reason(error)))
+        self._app = BoundedRequests(
+            app, bounds, lambda error: metrics.request_refused(refusal_reason(error)), max_body_bytes
+        )
         self._echoes_request_id = echoes_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

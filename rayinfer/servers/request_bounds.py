@@ -13,7 +13,6 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rayinfer.errors import HeadersTooLarge, RequestError, RequestTooLarge, RequestTooSlow
-from rayinfer.servers.access.open_paths import route_path
 from rayinfer.servers.error_formats import error_format_of
 from rayinfer.servers.error_responses import error_response
 
@@ -21,8 +20,6 @@ DEFAULT_MAX_BODY_BYTES = 4 * 2**20  # JSON is read in one go, while other reques
 MAX_BODY_BYTES = 64 * 2**20  # whatever an application allows: Serve's proxies hold bodies in memory
 MAX_REQUEST_ID_CHARS = 128
 REQUEST_ID_HEADER = "x-request-id"
-FILE_PATHS = ("/v1/files", "/v1/files/")
-FORM_BYTES = 2**16  # of a form around its file
 
 # Serve's proxy acts on them: a client could keep engines at work after it has left, or end the operator's time limit.
 SERVE_CONTROL_HEADERS = (b"x-request-disconnect-disabled", b"x-request-timeout-seconds")
@@ -37,7 +34,6 @@ class RequestBounds:
     max_headers: int = 100
     max_header_bytes: int = 32 * 2**10  # of all names and values, and of the path with its query
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
-    max_file_bytes: int = 0  # of a body that is a file, which goes to disk; 0: no more than of others
     max_body_gap_s: float = 10.0  # until the next part of a body
     body_grace_s: float = 10.0  # of waiting for a body, beyond what the least rate allows
     min_body_bytes_per_s: float = 4096.0
@@ -47,9 +43,15 @@ class BoundedRequests:
     """ASGI middleware that refuses what is out of bounds and takes out headers that would give Serve orders."""
 
     def __init__(
-        self, app: ASGIApp, bounds: RequestBounds, on_refusal: Callable[[RequestError], None] = lambda _: None
+        self,
+        app: ASGIApp,
+        bounds: RequestBounds,
+        on_refusal: Callable[[RequestError], None] = lambda _: None,
+        max_body_bytes: Callable[[Scope], int] | None = None,
     ) -> None:
+        """Take bounds, of which `max_body_bytes` may depend on the request."""
         self._app = app
+        self._max_body_bytes = max_body_bytes
         self._bounds = bounds
         self._on_refusal = on_refusal
 
@@ -63,8 +65,8 @@ class BoundedRequests:
             await self._app(scope, receive, send)
             return
         bounds = self._bounds
-        if bounds.max_file_bytes and route_path(scope) in FILE_PATHS:
-            bounds = replace(bounds, max_body_bytes=bounds.max_file_bytes + FORM_BYTES)
+        if self._max_body_bytes is not None:
+            bounds = replace(bounds, max_body_bytes=self._max_body_bytes(scope))
         exchange = _Exchange(scope, receive, send, bounds, self._on_refusal)
         try:
             _check_head(scope, bounds)

@@ -1,12 +1,20 @@
 """The embedded predictors; minilm_embeddings.json has what sentence-transformers 6.2 gives for its texts."""
 
+import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from rayinfer import Predictor
+from rayinfer.models.checkpoints.sources import resolve_model
+from rayinfer.predictors.runners.image_processing import read_image_processing
+from rayinfer.tokenization.tokenizer import Tokenizer
+from support.services.image_service import best_by_images_path, by_every_protocol, service_of
+from support.tiny_models.real_models import sample_image
+from support.tiny_models.tiny_tokenizers import single_bytes
 
 EXPECTED = json.loads((Path(__file__).parent / "minilm_embeddings.json").read_text())
 
@@ -46,3 +54,18 @@ def test_mobilenet_classifies_an_image():
         assert len(predictor.description.labels) == 1000
         assert probabilities.sum() == pytest.approx(1, abs=1e-5)
         assert probabilities.max() > 20 / 1000  # far from equal: these are no random weights
+
+
+async def test_a_photograph_of_a_cat_is_an_egyptian_cat_by_every_protocol():
+    tokenizer = Tokenizer(single_bytes())
+    folder, encoded = resolve_model("mobilenet-v2"), sample_image("chelsea.png")
+    pixels = np.asarray(Image.open(io.BytesIO(encoded)).convert("RGB"))
+    numbers = read_image_processing(folder).run(pixels)
+    async with service_of(folder, tokenizer, max_body_bytes=2**23) as (client, kserve):
+        found = await by_every_protocol(client, kserve, encoded, pixels, numbers)
+        for way, probabilities in found.items():
+            assert (probabilities.argmax(-1) == 285).all(), way
+            assert probabilities.max(-1) == pytest.approx(0.717, abs=0.002), way
+        best = await best_by_images_path(client, encoded)
+    assert best["label"] == "Egyptian cat"
+    assert best["score"] == pytest.approx(0.717, abs=0.002)

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,7 @@ class RoutedModels:
             first_tokens=first_tokens,
             max_engines=1 if scaling is None else scaling.max_replicas,
         )
+        dispatcher.engines.find_missing_files = partial(find_missing_files, folder)
         self._follow_engines(model, dispatcher, first_tokens)
         self._dispatchers.append(dispatcher)
         self.served[model.name] = ServedModel(
@@ -170,6 +172,11 @@ class RoutedModels:
     def _follow(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine until the router ends."""
         self._following.append(asyncio.get_running_loop().create_task(work))
+
+
+def find_missing_files(folder: Path) -> str:
+    """Return what a new engine would not find of a model, for clients and operators; "" where its folder is there."""
+    return "" if (folder / "config.json").is_file() else f"its folder {folder.name!r} has been deleted"
 
 
 def read_text_files(folder: Path, kind: PredictorKind | None) -> tuple[Tokenizer, ChatTemplate]:

@@ -24,6 +24,7 @@ from rayinfer.protocols import ControlAction, ServiceStatus
 from rayinfer.routing.limits import RouterLimits, router_limits, with_tenant_weights
 from rayinfer.servers.access.access_log import AccessLog
 from rayinfer.servers.app import build_app
+from rayinfer.servers.body_limits import BodyLimits
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.kserve.example_models import example_models
 from rayinfer.servers.kserve.grpc.call_access import CallAccess
@@ -119,6 +120,7 @@ class Router(GrpcIngress):
         log_to_serve()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._max_body_bytes = max_body_bytes
+        self._body_limits = BodyLimits(max_body_bytes, self._models.served, request_limits)
         self._request_timeout_s = request_timeout_s
         self._enable_engine_control = enable_engine_control
         self._trust_tenant_header = trust_tenant_header
@@ -139,7 +141,7 @@ class Router(GrpcIngress):
         self._kserve = self._build_kserve(with_examples=with_examples)
         self._call_access = CallAccess(self._access, self._access_log, trust_tenant_header)
         calls = Calls(self._call_access, self._metrics)
-        self.grpc_methods = InferenceMethods(self._kserve, calls, max_message_bytes=max_body_bytes)
+        self.grpc_methods = InferenceMethods(self._kserve, calls, body_limits=self._body_limits)
         await self._wait_until_ready()
         await self._open_ports(listen_on, grpc_on, connection_limits)
 
@@ -274,7 +276,7 @@ class Router(GrpcIngress):
             self._metrics,
             address.host,
             address.port,
-            limits=GrpcLimits(max_message_bytes=self._max_body_bytes, max_connections=limits.max_connections),
+            limits=GrpcLimits(max_message_bytes=self._body_limits.largest, max_connections=limits.max_connections),
             access=self._call_access,
             tls=self._access_settings.tls,
         )

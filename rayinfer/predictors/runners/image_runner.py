@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
 import torch
 
 from rayinfer.config import EngineConfig
@@ -57,20 +58,29 @@ class ImageRunner:
         del self._model
 
     def _check(self, item: RunnerItem, place: str) -> None:
-        pixels = item.pixels
+        pixels, size = item.pixels, self._processing.input_size
         if item.task != "classify":
             raise InvalidParameter(f"{place}: task {item.task!r} is not one of this model's: classify", "task")
+        if pixels is not None and pixels.dtype == np.float32 and pixels.shape == (3, *size):
+            if not np.isfinite(pixels).all():
+                raise InvalidParameter(f"{place}: the image has numbers that are not finite", "input")
+            return
         if pixels is None or pixels.dtype.str != "|u1" or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
             found = "nothing" if pixels is None else f"{pixels.dtype} {list(pixels.shape)}"
-            raise InvalidParameter(f"{place}: an image must be uint8 [height, width, 3], got {found}", "input")
-        size = self._processing.input_size
+            raise InvalidParameter(
+                f"{place}: an image must be uint8 [height, width, 3], or float32 {[3, *size]} that is normalized,"
+                f" got {found}",
+                "input",
+            )
         if item.is_resized and pixels.shape[:2] != size:
             raise InvalidParameter(f"{place}: a resized image must be {size}, got {pixels.shape[:2]}", "input")
 
     def _classify(self, item: RunnerItem) -> RunnerResult:
         assert item.pixels is not None
-        process = self._processing.normalize if item.is_resized else self._processing.run
-        image = torch.from_numpy(process(item.pixels)).to(self._device, self._dtype)
+        pixels = item.pixels
+        if pixels.dtype == np.uint8:
+            pixels = (self._processing.normalize if item.is_resized else self._processing.run)(pixels)
+        image = torch.tensor(pixels).to(self._device, self._dtype)
         logits = self._model(pixel_values=image[None]).logits[0]
         return logits.float().cpu().numpy()  # type: ignore[no-any-return]
 

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import cast
 
-from rayinfer.errors import NotReady, QueueFull, RequestFailed, RequestTimedOut, Unavailable
+from rayinfer.errors import ModelFilesGone, NotReady, QueueFull, RequestFailed, RequestTimedOut, Unavailable
 from rayinfer.outputs import CompletionOutput, RequestOutput
 from rayinfer.protocols import GenerationRequest, TextGenerator
 
@@ -164,8 +164,8 @@ async def _begin_more(batch: _Batch, *, is_alone: bool) -> list[tuple[int, _Outp
     while True:
         try:
             return batch.begin_more(is_alone=is_alone)
-        except NotReady:
-            if time.monotonic() > latest:
+        except NotReady as error:
+            if isinstance(error, ModelFilesGone) or time.monotonic() > latest:
                 raise
         await asyncio.sleep(_ENGINE_POLL_S)
 

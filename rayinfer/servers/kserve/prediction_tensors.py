@@ -17,7 +17,7 @@ from rayinfer.servers.kserve.tensors.datatypes import DATATYPES
 from rayinfer.servers.kserve.tensors.tensor_json import bytes_array
 from rayinfer.servers.openai.request_body import check_schema
 from rayinfer.servers.pooling.schemas import PoolingBody
-from rayinfer.servers.prediction.image_items import image_items
+from rayinfer.servers.prediction.image_items import decode_image_text, image_items
 from rayinfer.servers.prediction.service import PredictionItem, PreparedPrediction
 from rayinfer.servers.prediction.text_items import named_prompt, pair_items, text_items
 from rayinfer.servers.request_limits import RequestLimits
@@ -27,7 +27,8 @@ TASKS: tuple[PredictionTask, ...] = ("embed", "classify", "score", "infer")
 TEXT = TensorSpec(name="text", datatype="BYTES", shape=(-1,))
 TEXT_PAIRS = TensorSpec(name="text_pairs", datatype="BYTES", shape=(-1, 2))
 IMAGE = TensorSpec(name="image", datatype="BYTES", shape=(-1,))  # encoded
-PIXELS = TensorSpec(name="pixels", datatype="UINT8", shape=(-1, -1, -1, 3))  # images of one size, in place of IMAGE
+# In place of IMAGE: images of one size, red, green and blue; as FP32 [-1, 3, height, width] they are the model's input.
+PIXELS = TensorSpec(name="pixels", datatype="UINT8", shape=(-1, -1, -1, 3))
 SETTINGS = frozenset(
     ("truncate_prompt_tokens", "truncation_side", "dimensions", "normalize", "prompt_name", "cache_salt")
 ) | {"use_activation"}
@@ -176,7 +177,12 @@ def _items(
     if name == PIXELS.name:
         return _pixel_items(tensor, task, description, limits)
     _check_spec(tensor, IMAGE, model)
-    return image_items([bytes(each) for each in tensor.data.flat], description, limits, name)
+    return image_items([_encoded_image(bytes(each), name) for each in tensor.data.flat], description, limits, name)
+
+
+def _encoded_image(element: bytes, name: str) -> bytes:
+    """Return an image's bytes; texts of JSON cannot hold them, and have their base64 or a data: URL."""
+    return decode_image_text(element.decode(), name) if element.isascii() and element else element
 
 
 def _texts(tensor: Tensor, spec: TensorSpec, model: ServedModel) -> list[str]:
@@ -203,19 +209,28 @@ def _check_spec(tensor: Tensor, spec: TensorSpec, model: ServedModel) -> None:
 def _pixel_items(
     tensor: Tensor, task: PredictionTask, description: PredictorDescription, limits: RequestLimits
 ) -> list[PredictionItem]:
-    shape = tensor.data.shape
-    if tensor.datatype != PIXELS.datatype or len(shape) != 4 or shape[3] != 3 or not all(shape):
-        raise InvalidParameter("the input 'pixels' must be UINT8 of the shape [-1, -1, -1, 3]", PIXELS.name)
+    images = tensor.data if tensor.data.ndim == 4 else tensor.data[np.newaxis]  # one image may come without its batch
+    shape = images.shape
+    is_bytes = tensor.datatype == "UINT8" and shape[-1] == 3
+    if len(shape) != 4 or not all(shape) or not (is_bytes or (tensor.datatype == "FP32" and shape[1] == 3)):
+        raise InvalidParameter(
+            "the input 'pixels' must be UINT8 of the shape [-1, height, width, 3], or FP32 [-1, 3, height, width] that"
+            f" is normalized, got {tensor.datatype} {list(tensor.data.shape)}",
+            PIXELS.name,
+        )
     if shape[0] > limits.max_images:
         raise InvalidParameter(f"a request may have {limits.max_images} images, got {shape[0]}", PIXELS.name)
-    if max(shape[1:3]) > limits.max_image_side or shape[1] * shape[2] > limits.max_image_pixels:
+    height, width = shape[1:3] if is_bytes else shape[2:]
+    if max(height, width) > limits.max_image_side or images[0].nbytes > limits.max_image_bytes:
         raise InvalidParameter(
-            f"an image may have {limits.max_image_side} pixels a side and {limits.max_image_pixels} in all", PIXELS.name
+            f"an image may have {limits.max_image_side} pixels a side and {limits.max_image_bytes} bytes in all,"
+            f" got {height} x {width} in {images[0].nbytes} bytes",
+            PIXELS.name,
         )
     cost = description.image_cost
     return [
         PredictionItem([], PredictionInput(task=task, tensors=_saved({PIXELS.name: image}), cost=cost))
-        for image in tensor.data
+        for image in images
     ]
 
 

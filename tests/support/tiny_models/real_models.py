@@ -38,6 +38,18 @@ def download_wheel(requirement: str, folder: Path) -> Path:
     return wheel
 
 
+def sample_image(name: str) -> bytes:
+    """Return a photograph of scikit-image's package (CC0), downloaded where it is not there yet."""
+    return (build_once(cache_folder() / "test-models" / "sample-images", _sample_images) / name).read_bytes()
+
+
+def _sample_images(out: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        wheel = download_wheel("scikit-image==0.26.0", Path(folder))
+        with zipfile.ZipFile(wheel) as parts:
+            (out / "chelsea.png").write_bytes(parts.read("skimage/data/chelsea.png"))
+
+
 def check_sha256(file: Path, expected: str) -> None:
     """Stop if a file is not the one that was pinned."""
     with file.open("rb") as stream:

@@ -4,7 +4,6 @@ image_processing.json has what the Pillow processors of transformers 5.23 give f
 column, as neither Pillow nor torchvision is needed here.
 """
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import transformers
-from PIL import Image
 
 from rayinfer import Predictor
 from rayinfer.errors import BadImage, InvalidParameter, ModelLoadError, NotSupported
@@ -21,50 +18,9 @@ from rayinfer.models.checkpoints.mobilenet_conversion import LABELS
 from rayinfer.predictors.runner import RunnerItem
 from rayinfer.predictors.runners.image_processing import read_image_processing
 from support.tiny_models.tiny_checkpoints import change_config
+from support.tiny_models.tiny_images import CLASSIFIERS, PROCESSOR, picture, png, save_classifier
 
 EXPECTED = json.loads((Path(__file__).parent / "image_processing.json").read_text())
-PROCESSOR = {
-    "image_processor_type": "ViTImageProcessor",
-    "size": {"height": 32, "width": 32},
-    "resample": 2,
-    "image_mean": [0.5, 0.4, 0.3],
-    "image_std": [0.5, 0.6, 0.7],
-}
-CLASSIFIERS = {
-    "MobileNetV2": {"depth_multiplier": 0.25, "image_size": 32},
-    "ViT": {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
-        "image_size": 32,
-        "patch_size": 8,
-    },
-    "ResNet": {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1], "layer_type": "basic"},
-}
-
-
-def picture(height, width):
-    rows, columns = np.indices((height, width))
-    channels = np.arange(3)
-    waves = rows[..., None] * (channels + 3) + columns[..., None] * (5 - channels)
-    return ((waves + (rows * columns)[..., None] % (17 + channels)) % 256).astype(np.uint8)
-
-
-def png(pixels):
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
-
-
-def save_classifier(folder, family):
-    config = getattr(transformers, f"{family}Config")(**CLASSIFIERS[family], id2label={0: "cat", 1: "dog", 2: "owl"})
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = getattr(transformers, f"{family}ForImageClassification")(config).eval()
-    model.save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
-    return model
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -143,11 +99,12 @@ def test_a_file_its_bytes_and_its_pixels_are_one_image(tmp_path):
     file.write_bytes(png(pixels))
     with Predictor(str(tmp_path)) as predictor:
         expected = predictor.classify([pixels])
-        assert predictor.classify([file]) == predictor.classify([file.read_bytes()]) == expected
+        for same in (file, str(file), file.read_bytes()):
+            assert predictor.classify([same]) == expected
         with pytest.raises(BadImage, match="input 0: the image is no JPEG, PNG or WebP image"):
             predictor.classify([b"GIF89a"])
-        with pytest.raises(InvalidParameter, match=r"must be a pathlib\.Path"):
-            predictor.classify([str(file)])
+        with pytest.raises(InvalidParameter, match=r"the image '.*none\.png' cannot be read"):
+            predictor.classify([str(tmp_path / "none.png")])
 
 
 def test_classes_of_the_embedded_classifier_have_names_of_their_own():

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rayinfer.errors import EngineDead, NotReady
+from rayinfer.errors import EngineDead, ModelFilesGone, NotReady
 from rayinfer.routing.first_tokens import FirstTokens
 from support.fakes.fake_service import Service, running
 from support.services.polling import until
@@ -90,3 +90,24 @@ async def test_without_autoscaling_a_model_without_an_engine_refuses_at_once(tok
         assert not service.dispatcher.status().ready
         with pytest.raises(NotReady):
             service.open()
+
+
+async def test_no_request_waits_for_an_engine_that_cannot_start(tokenizer):
+    """A new one, and one that has lost its engine: both would wait for a minute."""
+    async with running(Service(tokenizer, 1, first_tokens=FirstTokens(2.0), engine_wait_s=60.0)) as service:
+        lost = asyncio.ensure_future(anext(service.open("lost")))
+        await until(lambda: service.engines[0].submitted)
+        engines = service.dispatcher.engines
+        engines.find_missing_files = lambda: "its folder 'm' has been deleted"
+        assert service.dispatcher.status().ready  # the engine that runs needs no files
+        service.engines[0].die(EngineDead("gone"))
+        async with asyncio.timeout(10):
+            with pytest.raises(ModelFilesGone, match="'m' cannot answer, and no engine can start: its folder 'm' has"):
+                await lost
+            with pytest.raises(ModelFilesGone):
+                await anext(service.open("new"))
+        assert "has been deleted" in service.dispatcher.status().reason
+        engines.find_missing_files = lambda: ""
+        reading = asyncio.ensure_future(anext(service.open("later")))
+        await until(lambda: service.dispatcher.needs_engine)
+        reading.cancel()

@@ -7,6 +7,7 @@ from typing import Any
 from google.protobuf.message_factory import GetMessageClass
 
 from rayinfer.access.api_key import Scope
+from rayinfer.servers.body_limits import BodyLimits
 from rayinfer.servers.kserve.grpc import inference_pb2 as pb
 from rayinfer.servers.kserve.grpc.calls import Call, Calls, decode_message
 from rayinfer.servers.kserve.grpc.servicer import InferenceServicer
@@ -22,10 +23,10 @@ OPERATOR_METHODS = frozenset(("RepositoryModelLoad", "RepositoryModelUnload"))  
 class InferenceMethods:
     """Methods that take encoded messages; errors end their calls."""
 
-    def __init__(self, service: InferenceService, calls: Calls, *, max_message_bytes: int | None = None) -> None:
+    def __init__(self, service: InferenceService, calls: Calls, *, body_limits: BodyLimits | None = None) -> None:
         """Take the bound of requests to infer; None where the server of gRPC has one."""
         self._calls = calls
-        self._servicer = InferenceServicer(service, calls, max_message_bytes)
+        self._servicer = InferenceServicer(service, calls, body_limits)
 
     async def unary(self, name: str, raw: bytes, context: Any) -> Any:
         """Answer a message with a message; None where the call has ended with an error."""

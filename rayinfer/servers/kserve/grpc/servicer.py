@@ -9,6 +9,7 @@ from typing import Any
 from google.protobuf import json_format
 
 from rayinfer.errors import NotReady, NotSupported, RequestTooLarge, UnknownModel
+from rayinfer.servers.body_limits import BodyLimits
 from rayinfer.servers.kserve.grpc import inference_pb2 as pb
 from rayinfer.servers.kserve.grpc.calls import Call, Calls, decode_message
 from rayinfer.servers.kserve.grpc.infer_messages import GrpcInferRequest, read_infer_message, write_infer_result
@@ -29,8 +30,8 @@ from rayinfer.servers.kserve.rest.infer_encoding import is_slow_to_encode
 class InferenceServicer:
     """One method for each call, by its name in snake case; errors are those of `rayinfer.errors`."""
 
-    def __init__(self, service: InferenceService, calls: Calls, max_message_bytes: int | None = None) -> None:
-        self._max_message_bytes = max_message_bytes
+    def __init__(self, service: InferenceService, calls: Calls, body_limits: BodyLimits | None = None) -> None:
+        self._body_limits = body_limits
         self._service = service
         self._repository = service.repository
         self._calls = calls
@@ -141,8 +142,8 @@ class InferenceServicer:
 
     async def decode(self, raw: bytes) -> Any:
         """Decode a request to infer; a long one beside the event loop."""
-        if self._max_message_bytes is not None and len(raw) > self._max_message_bytes:
-            raise RequestTooLarge(f"The call's message is larger than {self._max_message_bytes} bytes.")
+        if self._body_limits is not None and len(raw) > (most := self._body_limits.largest):
+            raise RequestTooLarge(f"The call's message is larger than {most} bytes.")
         return await self._service.generation.prepare_other(
             partial(decode_message, pb.ModelInferRequest, raw), len(raw)
         )

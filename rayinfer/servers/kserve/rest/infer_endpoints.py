@@ -11,6 +11,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from rayinfer.errors import NotSupported, TaskNotServed
+from rayinfer.servers.body_limits import BodyLimits
 from rayinfer.servers.caller import caller_of, request_context
 from rayinfer.servers.error_formats import choose_error_format, kserve_error
 from rayinfer.servers.error_responses import json_response
@@ -31,15 +32,15 @@ from rayinfer.servers.served_model import ServedModel
 class InferEndpoints:
     """The paths that run models."""
 
-    def __init__(self, service: InferenceService, max_body_bytes: int) -> None:
+    def __init__(self, service: InferenceService, body_limits: BodyLimits) -> None:
         self._service = service
-        self._max_body_bytes = max_body_bytes
+        self._body_limits = body_limits
 
     async def infer(self, request: Request, name: str, version: str = "") -> Response:
         """POST /v2/models/{name}/infer."""
         model = self._service.repository.find_ready(caller_of(request), name, version)
         context = request_context(request)
-        body = await read_infer_body(request, self._max_body_bytes)
+        body = await read_infer_body(request, self._body_limits.of(request.scope))
         checked = await self._service.generation.prepare_json(
             body.header, partial(self._check_infer, model, body.binary), num_more_bytes=len(body.binary)
         )
@@ -74,7 +75,7 @@ class InferEndpoints:
         choose_error_format(request.scope, kserve_error)
         model = self._service.repository.find_ready(caller_of(request), name)
         context = request_context(request)
-        raw = await read_json_body(request, self._max_body_bytes)
+        raw = await read_json_body(request, self._body_limits.of(request.scope))
         inference = await self._service.generation.prepare_json(raw, partial(read_predict_body, self._service, model))
 
         async def respond() -> Response:
@@ -101,7 +102,7 @@ class InferEndpoints:
         model = self._service.repository.find_ready(caller_of(request), name, version)
         if not isinstance(model, ServedModel) or predictor_description(model) is not None:
             raise NotSupported(f"The model {name!r:.200} generates no text; use infer.", "model")
-        raw = await read_json_body(request, self._max_body_bytes)
+        raw = await read_json_body(request, self._body_limits.of(request.scope))
         generation = self._service.generation
         read = partial(read_generate_body, model, generation.limits, streams=streams)
         return await generation.prepare_json(raw, read)

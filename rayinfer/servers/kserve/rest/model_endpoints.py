@@ -8,6 +8,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from rayinfer.errors import InvalidParameter, NotSupported, TaskNotServed
+from rayinfer.servers.body_limits import BodyLimits
 from rayinfer.servers.caller import caller_of, recognized_caller
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.json_body import decode_object
@@ -27,10 +28,10 @@ from rayinfer.servers.kserve.rest.infer_body import read_json_body
 class ModelEndpoints:
     """The paths that describe the server and its models."""
 
-    def __init__(self, service: InferenceService, max_body_bytes: int) -> None:
+    def __init__(self, service: InferenceService, body_limits: BodyLimits) -> None:
         self._repository = service.repository
         self._statistics = service.statistics
-        self._max_body_bytes = max_body_bytes
+        self._body_limits = body_limits
 
     async def live(self) -> Response:
         """GET /v2/health/live."""
@@ -106,7 +107,7 @@ class ModelEndpoints:
         return _answer(settings)
 
     async def _read(self, request: Request) -> dict[str, Any]:
-        raw = await read_json_body(request, self._max_body_bytes)
+        raw = await read_json_body(request, self._body_limits.of(request.scope))
         return decode_object(raw) if raw.strip() else {}
 
 

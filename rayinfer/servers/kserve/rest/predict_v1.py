@@ -72,7 +72,7 @@ def _prediction_inputs(description: PredictorDescription, instances: Sequence[An
     for index, instance in enumerate(instances):
         param = f"instances.{index}"
         if spec is IMAGE:
-            image = instance.get("image") if isinstance(instance, dict) else instance
+            image = instance.get("image", instance) if isinstance(instance, dict) else instance
             elements.append(decode_image_text(image.get("b64") if isinstance(image, dict) else image, param))
             continue
         texts: list[Any]

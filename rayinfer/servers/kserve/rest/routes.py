@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.responses import Response
 
+from rayinfer.servers.body_limits import BodyLimits
 from rayinfer.servers.kserve.inference import InferenceService
 from rayinfer.servers.kserve.rest.infer_endpoints import InferEndpoints
 from rayinfer.servers.kserve.rest.model_endpoints import ModelEndpoints
@@ -19,9 +20,9 @@ _ANY_BODY = {"requestBody": {"content": {"application/json": {"schema": {"type":
 _EMPTY_BODY = {"requestBody": {"content": {"application/json": {"schema": {"type": "object", "maxProperties": 0}}}}}
 
 
-def add_kserve_routes(app: FastAPI, service: InferenceService, max_body_bytes: int) -> None:
+def add_kserve_routes(app: FastAPI, service: InferenceService, body_limits: BodyLimits) -> None:
     """Add the paths of v2 and v1 to an application; those that are asked most come first."""
-    running, models = InferEndpoints(service, max_body_bytes), ModelEndpoints(service, max_body_bytes)
+    running, models = InferEndpoints(service, body_limits), ModelEndpoints(service, body_limits)
     for action in ("infer", "generate", "generate_stream"):
         _add(app, _versions(f"/{action}"), getattr(running, action), "POST")
     _add(app, ["/v1/models/{name:path}:predict"], running.predict, "POST")

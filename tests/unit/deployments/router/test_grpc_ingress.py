@@ -10,6 +10,7 @@ from rayinfer.access.access_control import AccessControl
 from rayinfer.access.api_key import KeyLimits, Scope
 from rayinfer.access.key_file import KeyFile
 from rayinfer.metrics.service_metrics import ServiceMetrics
+from rayinfer.servers.body_limits import BodyLimits
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.kserve.example_models import example_models
 from rayinfer.servers.kserve.grpc import inference_pb2 as pb
@@ -18,6 +19,7 @@ from rayinfer.servers.kserve.grpc.calls import Calls
 from rayinfer.servers.kserve.grpc.methods import InferenceMethods
 from rayinfer.servers.kserve.inference import InferenceService
 from rayinfer.servers.kserve.repository import ModelRepository
+from rayinfer.servers.request_limits import RequestLimits
 from rayinfer_deployments.router.grpc_ingress import MAX_WAITING_RESPONSES, GrpcIngress, StreamRefused
 from rayinfer_deployments.router.grpc_servicer import add_inference_service
 from tests.unit.servers.access.conftest import LocalOwner
@@ -58,7 +60,7 @@ def ingress(keys):
     service = InferenceService(GenerationService({}, None, None), ModelRepository({}, example_models()))
     ingress = GrpcIngress()
     calls = Calls(CallAccess(keys), ServiceMetrics())
-    ingress.grpc_methods = InferenceMethods(service, calls, max_message_bytes=MAX_BYTES)
+    ingress.grpc_methods = InferenceMethods(service, calls, body_limits=BodyLimits(MAX_BYTES, {}, RequestLimits()))
     return ingress
 
 

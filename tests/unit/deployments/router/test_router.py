@@ -3,6 +3,7 @@ import logging
 
 import pytest
 
+from rayinfer_deployments.router.routed_models import find_missing_files
 from rayinfer_deployments.router.router import collect_garbage_rarely, log_to_serve
 
 
@@ -61,3 +62,11 @@ def num_collections() -> list[int]:
 
 def num_tracked_objects() -> int:
     return len(gc.get_objects())
+
+
+def test_a_deleted_folder_is_named_without_its_path(tmp_path):
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text("{}")
+    assert find_missing_files(tmp_path / "m") == ""
+    (tmp_path / "m" / "config.json").unlink()
+    assert find_missing_files(tmp_path / "m") == "its folder 'm' has been deleted"

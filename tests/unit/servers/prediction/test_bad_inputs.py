@@ -109,7 +109,9 @@ INFER = [
 ]
 PAIRS = [(text(["a"], [1], "text_pairs"), 400), (text(["a", "b", "c"], [1, 3], "text_pairs"), 400)]
 PIXELS = [
-    (text([0] * 12, [2, 2, 3], "pixels", "UINT8"), 400),
+    (text([0] * 12, [3, 2, 2], "pixels", "UINT8"), 400),
+    (text([0] * 12, [2, 6], "pixels", "UINT8"), 400),
+    (text([0] * 12, [2, 2, 3], "pixels", "FP32"), 400),
     (text([0] * 12, [1, 2, 2, 3], "pixels", "INT64"), 400),
     (text([0] * 12, [4, 1, 1, 3], "pixels", "UINT8"), 400),
     (text(["no image"], [1], "image"), 400),

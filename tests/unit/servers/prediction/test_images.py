@@ -4,10 +4,18 @@ import base64
 import struct
 import zlib
 
+import httpx
 import pytest
 
 from rayinfer.errors import InvalidParameter
+from rayinfer.metrics.service_metrics import ServiceMetrics
+from rayinfer.servers.app import build_app
+from rayinfer.servers.generation.service import GenerationService
+from rayinfer.servers.kserve.inference import InferenceService
+from rayinfer.servers.kserve.repository import ModelRepository
 from rayinfer.servers.prediction.image_headers import ImageSize, read_image_size
+from rayinfer.servers.request_limits import RequestLimits
+from rayinfer.traces.trace_store import TraceStore
 
 PATH = "/v1/images/classify"
 
@@ -127,3 +135,24 @@ async def test_bad_bodies_are_refused(client, content, content_type, status):
     response = await client.post(PATH, content=content, headers={"content-type": content_type})
     assert response.status_code == status, response.text
     assert (await client.post(PATH, content=png(2, 2), headers={"content-type": "image/png"})).status_code == 200
+
+
+async def test_paths_of_images_take_the_largest_images_in_base64_and_others_do_not(predictors):
+    models, limits = predictors.models, RequestLimits(max_images=2, max_image_bytes=600_000)
+    kserve = InferenceService(GenerationService(models, None, TraceStore(), limits), ModelRepository(models))
+    app = build_app(models, ServiceMetrics(), max_body_bytes=400_000, kserve=kserve)
+    large = png(4, 4)[:-12] + bytes(590_000)  # only its header is read here
+    v2 = {"inputs": [{"name": "image", "shape": [2], "datatype": "BYTES", "data": [coded(large)] * 2}]}
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+        for path, body in (
+            (PATH, {"images": [coded(large)] * 2}),
+            ("/v2/models/images/infer", v2),
+            ("/v1/models/images:predict", {"instances": [{"b64": coded(large)}] * 2}),
+        ):
+            answer = await client.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            assert (await client.post(path, content=bytes(1_800_000))).status_code == 413
+        assert (await client.post("/v1/embeddings", content=bytes(500_000))).status_code == 413
+        del models["images"]
+        assert (await client.post(PATH, json={"images": [coded(large)] * 2})).status_code == 413

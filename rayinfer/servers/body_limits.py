@@ -1,0 +1,41 @@
+"""Largest body of a request by its path: images need more room than texts."""
+
+import re
+from collections.abc import Mapping
+
+from starlette.types import Scope
+
+from rayinfer.servers.access.open_paths import route_path
+from rayinfer.servers.request_bounds import MAX_BODY_BYTES
+from rayinfer.servers.request_limits import RequestLimits
+from rayinfer.servers.served_model import ServedModel
+
+UPLOAD_PATH = "/v1/files"
+_OTHER_FIELDS_BYTES = 2**16  # of a body with images or a file
+_IMAGE_PATHS = re.compile(r"/v1/images/classify/?|/v1/models/.+:predict|/v2/models/.+/infer")
+
+
+class BodyLimits:
+    """Limits over the models of a service, which may change while it serves."""
+
+    def __init__(
+        self, max_body_bytes: int, models: Mapping[str, ServedModel], limits: RequestLimits, max_file_bytes: int = 0
+    ) -> None:
+        self._max_body_bytes = max_body_bytes
+        self._models = models
+        self._max_upload_bytes = max_file_bytes + _OTHER_FIELDS_BYTES if max_file_bytes else max_body_bytes
+        num_bytes = limits.max_images * limits.max_image_bytes * 4 // 3 + _OTHER_FIELDS_BYTES  # as base64
+        self._max_image_body_bytes = max(max_body_bytes, min(num_bytes, MAX_BODY_BYTES))
+
+    @property
+    def largest(self) -> int:
+        """Bytes that a body may have on some path: more where a model takes images."""
+        takes_images = any("classify_images" in (model.tasks or ()) for model in self._models.values())
+        return self._max_image_body_bytes if takes_images else self._max_body_bytes
+
+    def of(self, scope: Scope) -> int:
+        """Return the bytes that a request's body may have."""
+        path = route_path(scope)
+        if path.rstrip("/") == UPLOAD_PATH:  # which goes to disk
+            return self._max_upload_bytes
+        return self.largest if _IMAGE_PATHS.fullmatch(path) else self._max_body_bytes
