@@ -46,3 +46,10 @@ def test_mobilenet_classifies_an_image():
         assert len(predictor.description.labels) == 1000
         assert probabilities.sum() == pytest.approx(1, abs=1e-5)
         assert probabilities.max() > 20 / 1000  # far from equal: these are no random weights
+
+
+def test_sentiment_tiny_tells_praise_from_blame():
+    texts = ["What a wonderful film, I loved every minute of it.", "Dull, badly acted and far too long."]
+    with Predictor("sentiment-tiny") as predictor:
+        assert predictor.predict_class(texts) == ["positive", "negative"]
+        assert predictor.predict_proba(texts).sum(-1) == pytest.approx([1, 1], abs=1e-5)

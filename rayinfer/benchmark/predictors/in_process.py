@@ -52,8 +52,12 @@ class FaultyRunner:
     max_input_tokens = MAX_TOKENS
     vocab_size = 8
 
+    def __init__(self) -> None:
+        self.num_runs = 0
+
     def run(self, batch: Sequence[RunnerItem]) -> list[RunnerResult]:
         """Return each item's length, or raise."""
+        self.num_runs += 1
         tokens = [token for item in batch for token in item.token_ids]
         if RAISES in tokens:
             raise RuntimeError("an input that the model cannot bear")
@@ -64,22 +68,29 @@ class FaultyRunner:
 
 
 async def measure_bad(image_model: Path, num_threads: int) -> dict[str, Figures]:
-    """Send 31 good items and one that is bad, of each kind, at once; count the right answers and the steps."""
-    good = [GOOD] * 2
-    bad = dict(zip(FAULTS, ([RAISES], [IS_NAN], [GOOD] * (MAX_TOKENS + 1)), strict=False))
-    found = {}
-    config = engine_config(model="faulty", max_num_seqs=NUM_ITEMS, max_num_batched_tokens=1024)
-    for fault, tokens in bad.items():
-        async with dispatcher_over(assemble_engine(config, FaultyRunner(), FaultyRunner)) as (dispatcher, engine):
-            steps = engine.stats.num_steps_total
-            items = [tokens if place == 7 else good for place in range(NUM_ITEMS)]
-            ends = await asyncio.gather(*(_ends_well(dispatcher, token_ids=each) for each in items))
-            found[fault] = {"right": float(sum(ends)), "steps": float(engine.stats.num_steps_total - steps)}
+    """Send 31 good items and one that is bad, of each kind, at once, and count the right answers."""
+    found = await measure_faults()
     config = engine_config(model=str(image_model), num_threads=num_threads)
     async with dispatcher_over(build_predictor_engine(config, image_model)) as (dispatcher, _):
         images = [bomb(BOMB_SIDES[0]) if place == 7 else PNG for place in range(NUM_ITEMS)]
         ends = await asyncio.gather(*(_ends_well(dispatcher, image=each) for each in images))
         found["bomb"] = {"right": float(sum(ends))}
+    return found
+
+
+async def measure_faults() -> dict[str, Figures]:
+    """Do so with a model that fails, and count how often it runs."""
+    good = [GOOD] * 2
+    bad = dict(zip(FAULTS, ([RAISES], [IS_NAN], [GOOD] * (MAX_TOKENS + 1)), strict=False))
+    found = {}
+    config = engine_config(model="faulty", max_num_seqs=NUM_ITEMS, max_num_batched_tokens=1024)
+    for fault, tokens in bad.items():
+        runner = FaultyRunner()
+        async with dispatcher_over(assemble_engine(config, runner, FaultyRunner)) as (dispatcher, _):
+            num_runs = runner.num_runs
+            items = [tokens if place == 7 else good for place in range(NUM_ITEMS)]
+            ends = await asyncio.gather(*(_ends_well(dispatcher, token_ids=each) for each in items))
+            found[fault] = {"right": float(sum(ends)), "runs": float(runner.num_runs - num_runs)}
     return found
 
 

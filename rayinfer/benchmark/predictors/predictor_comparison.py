@@ -52,10 +52,21 @@ class ComparisonPlan:
     server_command: tuple[str, ...]  # of our service, before the model
     results_folder: Path
     images: Path | None = None
+    resumes: bool = False  # leaves out the rows that the results have
 
     def __post_init__(self) -> None:
         if unknown := [row for row in self.rows if row not in ROWS]:
             raise ConfigError(f"rows must be some of {','.join(ROWS)}, got {','.join(unknown)}")
+
+    @property
+    def needs_texts(self) -> bool:
+        """Whether a row has the embedder."""
+        return not {"texts", "int8", "http", "busy", "identical"}.isdisjoint(self.rows)
+
+    @property
+    def needs_images(self) -> bool:
+        """Whether a row has the image classifier."""
+        return not {"bad", "images", "broken"}.isdisjoint(self.rows)
 
 
 def run_predictor_comparison(programs: Programs, plan: ComparisonPlan, log: Log) -> PredictorReport:
@@ -66,6 +77,8 @@ def run_predictor_comparison(programs: Programs, plan: ComparisonPlan, log: Log)
     with Runtimes(programs, logs) as runtimes:
         measured = _Rows(runtimes, plan, logs, log)
         for row in plan.rows:
+            if plan.resumes and row in report.results:
+                continue
             result = _empty_result(row, programs, plan)
             for number in range(plan.rounds):
                 log(f"{row}, round {number + 1} of {plan.rounds}")

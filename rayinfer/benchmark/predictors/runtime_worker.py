@@ -24,7 +24,7 @@ Classify = Callable[[list[bytes]], Any]  # encoded images
 
 def open_rayinfer(settings: dict[str, Any]) -> Encode | Classify:
     """Open our own predictor."""
-    from rayinfer import Predictor
+    from rayinfer.predictors.predictor import Predictor
 
     predictor = Predictor(settings["model"], num_threads=settings["num_threads"], **settings["engine"])
     if settings["is_image"]:

@@ -49,6 +49,7 @@ def predictors(
     openvino_python: Annotated[
         Path | None, typer.Option(help="interpreter that has openvino, nncf and torch", rich_help_panel=PROGRAM_PANEL)
     ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="leave out the rows that the results have already")] = False,
     output: Output = RESULTS,
 ) -> None:
     """Models that do not generate beside sentence-transformers, ONNX Runtime and OpenVINO; writes after each row."""
@@ -75,13 +76,14 @@ def predictors(
         command=typed_command(),
         server_command=(str(Path(sys.executable).with_name("rayinfer")), "serve"),
         results_folder=output,
+        resumes=resume,
         images=images,
     )
     folder = peers_folder or cache_folder() / "peers"
     given = {SENTENCES: sentence_transformers_python, ORT: onnxruntime_python, OPENVINO: openvino_python}
     programs = Programs(
-        text_model=resolve_model(model),
-        image_model=resolve_model(image_model),
+        text_model=resolve_model(model) if plan.needs_texts else Path(model),
+        image_model=resolve_model(image_model) if plan.needs_images else Path(image_model),
         num_threads=num_threads or len(usable_cpus()),
         exports=folder / "models",
         pythons={peer: python or folder / peer / "bin" / "python" for peer, python in given.items()},

@@ -221,12 +221,6 @@ async def test_answers_that_change_are_found(served):
     assert results["cache"].verdict == "fail"
 
 
-async def test_repeated_inputs_that_are_computed_again_are_found(served):
-    results = await served(double)
-    assert results["cache"].verdict == "warn"
-    assert results["error handling"].verdict == "pass", results
-
-
 async def test_an_input_that_ends_the_engine_is_found(served):
     def bursts(x):
         if not x.numel():
@@ -234,6 +228,7 @@ async def test_an_input_that_ends_the_engine_is_found(served):
         return x
 
     results = await served(bursts)
+    assert results["cache"].verdict == "warn"  # what code of one's own has computed is not kept
     assert results["error handling"].verdict == "fail"
     assert "a tensor without numbers" in results["error handling"].reason
 
@@ -268,15 +263,10 @@ def test_the_exit_code_is_1_where_a_check_fails():
 
 
 def test_a_model_that_generates_is_checked_too(tmp_path):
-    config = engine_config(model=str(make_tiny_llama(tmp_path)), num_threads=1, num_kv_blocks=200)
+    settings = {"num_threads": 1, "num_kv_blocks": 200, "enable_prefix_caching": False}
+    config = engine_config(model=str(make_tiny_llama(tmp_path)), **settings)
     found = {result.name: result for result in check_model(config, SERVED)}
     assert set(found) == ALL_NAMES
-    for name in ("eval mode", "inference mode", "memory", "timeouts", "cache", "error handling"):
+    for name in ("eval mode", "inference mode", "memory", "timeouts", "error handling"):
         assert found[name].verdict == "pass", found[name]
-
-
-async def test_prompts_that_are_computed_again_are_found(tmp_path):
-    settings = {"num_threads": 1, "num_kv_blocks": 200, "enable_prefix_caching": False}
-    with open_model(engine_config(model=str(make_tiny_llama(tmp_path)), **settings), SERVED) as model:
-        cache, _ = await check_cache_and_errors(model)
-    assert cache.verdict == "warn"
+    assert found["cache"].verdict == "warn"  # as the prefixes of prompts are not kept

@@ -31,6 +31,7 @@ from rayinfer_deployments.cli.doctor.model_checks.wrong_requests import (
 )
 
 WITHIN_S = 120.0  # of every request
+ENGINE_WAIT_S = 1.0  # once the engine has ended, no other comes
 NUM_GOOD = 7  # requests beside each that is wrong
 NUM_AT_ONCE = 16
 SHOWN = 3
@@ -40,8 +41,7 @@ OF_EACH_REQUEST = ("id", "created", "usage")  # what differs from answer to answ
 async def check_cache_and_errors(model: CheckedModel) -> list[CheckResult]:
     """Run both checks on one application, at the end: a thread takes the engine over."""
     async with _application(model) as client:
-        errors = await _check_errors(model, client)
-        return [await _check_cache(model, client), errors]
+        return [await _check_cache(model, client), await _check_errors(model, client)]
 
 
 @contextlib.asynccontextmanager
@@ -51,7 +51,7 @@ async def _application(model: CheckedModel) -> AsyncIterator[httpx.AsyncClient]:
     template = ChatTemplate({}, {})
     if model.generates and model.folder is not None:
         template = ChatTemplate.from_folder(model.folder)
-    dispatcher = Dispatcher(NAME, tokenizer, metrics, router_id="doctor")
+    dispatcher = Dispatcher(NAME, tokenizer, metrics, router_id="doctor", engine_wait_s=ENGINE_WAIT_S)
     engine.start()
     dispatcher.engines.add("engine", engine, engine.description)
     generator: Any = dispatcher
