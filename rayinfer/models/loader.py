@@ -132,6 +132,7 @@ def empty_decoder(folder: Path, shard: Shard = UNSHARDED) -> Decoder:
     if not isinstance(decoder, torch.nn.Module):  # another package's class
         raise ModelLoadError(f"architecture {config.architecture!r}: its class builds no torch module")
     shard_decoder(decoder, shard)
+    decoder.eval()
     return decoder
 
 

@@ -34,20 +34,21 @@ GENERATION_SETTINGS = (
 )
 
 
-def build_predictor_engine(config: EngineConfig, folder: Path) -> PredictorEngine:
-    """Load the model and measure its steps; `folder` is what `resolve_model` returned.
+def build_predictor_engine(config: EngineConfig, folder: Path | None) -> PredictorEngine:
+    """Load the model and measure its steps; `folder` is what `resolve_model` returned, None of a registered one.
 
     Raises ModelLoadError, and ConfigError for settings that a predictor does not have.
     """
     check_predictor_settings(config)
     runner = build_runner(config, folder)
-    images = None
-    if size := runner.description.image_size:
+    images, digest = None, ""
+    if folder is not None and (size := runner.description.image_size):
         limits = ImageLimits(
             max_bytes=config.max_image_bytes, max_pixels=config.max_image_pixels, max_side=config.max_image_side
         )
         images = ImageDecoder(read_image_shape(folder, size), limits)
-    digest = weights_digest(config, folder)
+    if folder is not None:
+        digest = weights_digest(config, folder)
     return assemble_engine(config, runner, partial(build_runner, config, folder), images, digest=digest)
 
 

@@ -24,7 +24,7 @@ class Profile(StrEnum):
     @property
     def engine_settings(self) -> dict[str, float]:
         """Return the engines' default settings, those of models that do not generate."""
-        return {"target_step_ms": 100.0} if self is Profile.THROUGHPUT else {}
+        return {"target_step_ms": 100.0, "max_wait_ms": 50.0} if self is Profile.THROUGHPUT else {}
 
 
 # Ray reads them when it is imported, and every process that it starts inherits them. A user's own value wins.

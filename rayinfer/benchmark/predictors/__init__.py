@@ -1,0 +1,1 @@
+"""Predictors beside their peers: throughput, latency, faults and caches."""
