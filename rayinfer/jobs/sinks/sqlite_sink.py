@@ -13,8 +13,9 @@ from rayinfer.jobs.sinks.digests import file_digest
 from rayinfer.jobs.sinks.encodings import RowMapping, encode_lines
 from rayinfer.jobs.storage.disk import Disk
 
-_TABLES = """
-CREATE TABLE IF NOT EXISTS rows (number INTEGER PRIMARY KEY, id TEXT, error TEXT, row TEXT NOT NULL);
+_COLUMNS = "(number INTEGER PRIMARY KEY, id TEXT, error TEXT, row TEXT NOT NULL)"
+_TABLES = f"""
+CREATE TABLE IF NOT EXISTS rows {_COLUMNS};
 CREATE TABLE IF NOT EXISTS writer (number INTEGER NOT NULL);
 """
 _BUSY_S = 30.0
@@ -76,8 +77,11 @@ class SqliteSink:
         with self._errors():
             self._check_writer(database)
             self._remove(compact)
-            database.execute("DELETE FROM writer")
-            database.execute("VACUUM INTO ?", (str(compact),))
+            database.execute("ATTACH ? AS compact", (str(compact),))
+            with database:
+                database.execute("BEGIN")
+                database.execute(f"CREATE TABLE compact.rows {_COLUMNS}")
+                database.execute("INSERT INTO compact.rows SELECT * FROM main.rows ORDER BY number")
         self.close()
         with compact.open("r+b") as file:
             self._disk.sync(file)

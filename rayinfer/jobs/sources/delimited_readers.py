@@ -1,5 +1,6 @@
 """Readers of CSV and TSV with a header line, and of plain text."""
 
+import contextlib
 import csv
 from collections.abc import Iterator, Sequence
 
@@ -93,11 +94,11 @@ class _CountedLines:
 
 
 def _header_of(file: InputFile, delimiter: str) -> list[str]:
-    opened = next(opened_files([file], None))
-    try:
-        header = next(csv.reader(_CountedLines(lines_of(opened)), delimiter=delimiter, strict=True), None)
-    except csv.Error as error:
-        raise SourceError(f"{file.name}: no CSV: {error}") from None
+    with contextlib.closing(opened_files([file], None)) as files:
+        try:
+            header = next(csv.reader(_CountedLines(lines_of(next(files))), delimiter=delimiter, strict=True), None)
+        except csv.Error as error:
+            raise SourceError(f"{file.name}: no CSV: {error}") from None
     if not header or not all(map(_is_text, header)):
         raise SourceError(f"{file.name}: its first line names no columns")
     if len(set(header)) < len(header):

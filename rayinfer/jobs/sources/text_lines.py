@@ -1,6 +1,6 @@
 """Lines of text files, plain or compressed, with the positions from which reading can go on."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import IO, NamedTuple
 
 from rayinfer.jobs.interfaces import SourceError
@@ -45,7 +45,7 @@ def lines_of(opened: OpenedFile) -> Iterator[Line]:
         raise SourceError(f"{opened.file.name}: cannot be read: {error}") from None
 
 
-def opened_files(files: Sequence[InputFile], position: int | None) -> Iterator[OpenedFile]:
+def opened_files(files: Sequence[InputFile], position: int | None) -> Generator[OpenedFile]:
     """Open the files one after another from a position on."""
     first, offset = divmod(position or 0, 1 << _OFFSET_BITS)
     for number in range(first, len(files)):

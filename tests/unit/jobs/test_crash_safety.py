@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.fakes.power_cut_disk import PowerCut, PowerCutDisk
 
 from rayinfer.jobs.interfaces import JobError, Progress
 from rayinfer.jobs.progress.folder import ProgressFolder
@@ -13,6 +12,7 @@ from rayinfer.jobs.sinks.formats import open_sink
 from rayinfer.jobs.sources.formats import open_source
 from rayinfer.jobs.storage.disk import Disk
 from rayinfer.jobs.verify import DESCRIPTION, verify_job
+from support.fakes.power_cut_disk import PowerCut, PowerCutDisk
 
 OUTPUTS = ["out.jsonl", "out.jsonl.gz", "parts.jsonl/"]
 
