@@ -49,7 +49,6 @@ class ManualGarbageCollector:
         gc.unfreeze()
         if self._was_enabled:
             gc.enable()
-        self._collect()
 
     def collect_periodic(self) -> None:
         """Collect when the period is over."""
