@@ -73,6 +73,9 @@ class RowSink(Protocol):
         May be called again after `open` with the last offset, as a job does that ended between this and its record.
         """
 
+    def clean_up(self) -> None:
+        """Remove what only a resumed job would need; after the commit record."""
+
     def close(self) -> None:
         """Release files; rows after the last `flush` may be lost."""
 
