@@ -131,6 +131,11 @@ class Inference:
     def __init__(self, state: InferenceJobState) -> None:
         self._state = state
 
+    @property
+    def events(self) -> EventBus:
+        """Events of the job."""
+        return self._state.events
+
     def infer(self) -> JobResult:
         """Compute every row that an earlier run has not, finalize and commit; releases everything at its end.
 
@@ -140,6 +145,7 @@ class Inference:
         with state.close:
             committed = state.data.progress.committed()
             if committed is not None:
+                state.data.sink.clean_up()  # the run before may have ended between its record and this
                 return JobResult(summary=committed, was_complete=True)
             try:
                 result = self._run()
@@ -206,6 +212,7 @@ class Inference:
             "output": output,
         }
         data.progress.commit(summary)
+        data.sink.clean_up()
         return summary
 
     def _fail(self, error: BaseException) -> None:

@@ -131,6 +131,7 @@ class JobData:
     job_digest: str  # of all that outputs depend on
     lease: JobLease | None = None
     keeps_columns: bool = True  # outputs have the input's columns
+    goes_on_after_change: bool = False  # from progress of another configuration
 
 
 class DataProvider(Protocol):

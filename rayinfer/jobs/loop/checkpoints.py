@@ -38,14 +38,18 @@ class Checkpointer:
         """Load the last checkpoint and cut the sink to it; None for a start from the first row. Raises JobChanged."""
         saved = self._data.progress.load()
         if saved is not None:
-            if saved.job_digest != self._data.job_digest:
+            if saved.job_digest != self._data.job_digest and not self._data.goes_on_after_change:
                 raise JobChanged("the progress of this job comes from another configuration or input")
             if saved.seed_scheme != SEED_SCHEME:
                 raise JobChanged(f"the job began with seeds by {saved.seed_scheme}, this version has {SEED_SCHEME}")
-            self.progress = replace(saved, fencing_token=self.progress.fencing_token)
+            own = self.progress
+            self.progress = replace(saved, fencing_token=own.fencing_token, job_digest=own.job_digest)
         lease = self._data.lease
         offset = None if saved is None else saved.sink_offset
-        self._data.sink.open(offset, fence=lease is not None and lease.predecessor_may_run)
+        is_fenced = lease is not None and lease.predecessor_may_run
+        self._data.sink.open(offset, fence=is_fenced)
+        if is_fenced:
+            self.save()  # so that a third copy finds the fenced files
         return saved
 
     def write(self, records: Sequence[Mapping[str, Any]], position: Position, counts: Counts) -> None:

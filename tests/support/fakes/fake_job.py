@@ -48,6 +48,9 @@ class ListSink:
         self.num_finalized += 1
         return {"rows": len(self.records)}
 
+    def clean_up(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -112,8 +115,8 @@ class ShufflingTask(InferenceTask):
         assert len(self.rows) <= self._capacity
 
     def collect(self, timeout_s: float) -> list[RowOutput]:
-        ended = self.rows[-self._batch_size :]
-        del self.rows[-self._batch_size :]
+        ended = self.rows[: self._batch_size][::-1]
+        del self.rows[: self._batch_size]
         self.num_collected += len(ended)
         if self.fail_at is not None and self.num_collected >= self.fail_at:
             raise RuntimeError("the task broke")
