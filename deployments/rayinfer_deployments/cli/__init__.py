@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rayinfer import __version__
-from rayinfer_deployments.cli import bench, cache, chat, check_config, generate, keys, serve, usage
+from rayinfer_deployments.cli import batch, bench, cache, chat, check_config, generate, keys, serve, usage
 from rayinfer_deployments.cli.control import engine_control, limits, ps, scale, status
 from rayinfer_deployments.cli.doctor import doctor
 
@@ -32,6 +32,7 @@ def build_application() -> typer.Typer:
     for command in (check_config.check_config, check_config.environment):
         application.command(rich_help_panel=OPERATION)(command)
     application.command()(usage.usage)
+    application.add_typer(batch.build_application(), name="batch")
     application.add_typer(keys.build_application(), name="keys")
     application.add_typer(cache.build_application(), name="cache")
     application.add_typer(bench.build_application(), name="bench")

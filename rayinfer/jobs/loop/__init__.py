@@ -1,0 +1,1 @@
+"""Loop of a job: rows through a bounded window, outputs in input order, checkpoints."""

@@ -1,0 +1,1 @@
+"""Progress of jobs: checkpoints, commit records and leases."""

@@ -1,0 +1,136 @@
+"""Progress of a job in a folder or under a URL: its last two checkpoints, settings, cancellation and commit record."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import xxhash
+
+from rayinfer.jobs.interfaces import PROGRESS_VERSION, JobChanged, JobError, Progress
+from rayinfer.jobs.storage.disk import Disk
+from rayinfer.jobs.storage.stores import Store, open_store
+
+_CHECKPOINT = "checkpoint-"
+_COMMIT = "commit.json"
+_SETTINGS = "settings.json"
+_CANCEL = "cancel"
+_KEPT = 2
+MAX_CHECKPOINT_BYTES = 100_000
+
+
+class ProgressFolder:
+    """Durable progress of a job; checkpoints of a copy with an older lease never replace those of a newer one."""
+
+    def __init__(self, location: str | Path, disk: Disk | None = None) -> None:
+        self.store: Store = open_store(location, JobError, disk)
+
+    @property
+    def location(self) -> str:
+        """Folder or URL."""
+        return self.store.location
+
+    def load(self) -> Progress | None:
+        """Return the newest whole checkpoint; a damaged one is passed over."""
+        return next(filter(None, map(self._read_checkpoint, reversed(self._checkpoints()))), None)
+
+    def save(self, progress: Progress) -> None:
+        """Write a checkpoint durably, and remove all but the one before."""
+        content = msgspec.json.encode(progress)
+        sealed = xxhash.xxh3_128_hexdigest(content).encode() + b"\n" + content
+        if len(sealed) > MAX_CHECKPOINT_BYTES:
+            raise JobError(f"a checkpoint takes {len(sealed)} bytes, more than {MAX_CHECKPOINT_BYTES}")
+        # In order of names: a later copy's token is higher, and its rows may be fewer than those of the one before.
+        earlier = self._checkpoints()
+        number = 1 + max((_number_of(name) for name in earlier if _token_of(name) == progress.fencing_token), default=0)
+        self.store.write(f"{_CHECKPOINT}{progress.fencing_token:08d}-{number:010d}", sealed)
+        older = [name for name in earlier if _token_of(name) <= progress.fencing_token]
+        for name in older[: 1 - _KEPT]:
+            self.store.remove(name)
+
+    def commit(self, summary: Mapping[str, Any]) -> None:
+        """Record that the job is complete."""
+        self.store.write(_COMMIT, msgspec.json.encode(summary))
+
+    def committed(self) -> dict[str, Any] | None:
+        """Return the record of a complete job."""
+        return self._read_json(_COMMIT)
+
+    def check_settings(self, settings: Mapping[str, Any], *, force: bool = False) -> None:
+        """Keep the job's settings, or raise JobChanged if others are kept; `force` replaces them."""
+        kept = self._read_json(_SETTINGS)
+        given = msgspec.json.decode(msgspec.json.encode(settings))
+        if kept is not None and not force:
+            changed = [
+                f"{name}: {_shown(kept.get(name))}, now {_shown(given.get(name))}"
+                for name in sorted({*kept, *given})
+                if kept.get(name) != given.get(name)
+            ]
+            if changed:
+                raise JobChanged(
+                    f"{self.location}: the job was begun with another configuration ({'; '.join(changed)});"
+                    " take another output, or --force-config to go on with the new one"
+                )
+        if kept != given:
+            self.store.write(_SETTINGS, msgspec.json.encode(given))
+
+    def request_cancel(self) -> None:
+        """Ask the running copy to stop after its next checkpoint."""
+        self.store.write(_CANCEL, b"")
+
+    def cancel_requested(self) -> bool:
+        """Say whether a cancellation waits."""
+        return self.store.read(_CANCEL) is not None
+
+    def clear_cancel(self) -> None:
+        """Forget a cancellation, before a job goes on."""
+        self.store.remove(_CANCEL)
+
+    def read(self, name: str) -> bytes | None:
+        """Return something else that was kept here, such as a scan of the input."""
+        return self.store.read(name)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Keep something else here durably."""
+        self.store.write(name, data)
+
+    def _checkpoints(self) -> list[str]:
+        return sorted(name for name in self.store.names() if name.startswith(_CHECKPOINT))
+
+    def _read_checkpoint(self, name: str) -> Progress | None:
+        seal, _, content = (self.store.read(name) or b"").partition(b"\n")
+        if not content or seal != xxhash.xxh3_128_hexdigest(content).encode():
+            return None
+        version = msgspec.json.decode(content).get("version")
+        if version != PROGRESS_VERSION:
+            raise JobError(
+                f"{self.location}: written by another version of rayinfer ({version}, not {PROGRESS_VERSION})"
+            )
+        return msgspec.json.decode(content, type=Progress)
+
+    def _read_json(self, name: str) -> dict[str, Any] | None:
+        content = self.store.read(name)
+        if content is None:
+            return None
+        try:
+            found: dict[str, Any] = msgspec.json.decode(content)
+        except msgspec.DecodeError as error:
+            raise JobError(f"{self.location}/{name}: damaged: {error}") from None
+        return found
+
+
+def job_digest(settings: Mapping[str, Any]) -> str:
+    """Return the digest of a job's settings, whatever their order."""
+    return xxhash.xxh3_128_hexdigest(msgspec.json.encode(settings, order="deterministic"))
+
+
+def _token_of(name: str) -> int:
+    return int(name.removeprefix(_CHECKPOINT).partition("-")[0])
+
+
+def _number_of(name: str) -> int:
+    return int(name.rpartition("-")[2])
+
+
+def _shown(value: object) -> str:
+    return msgspec.json.encode(value).decode()[:80]

@@ -1,0 +1,1 @@
+"""Sources of rows: JSONL, CSV, text, Parquet, data set folders, on local disks and object stores."""

@@ -1,0 +1,1 @@
+"""Storage of jobs: durable local files and object stores behind one small interface."""

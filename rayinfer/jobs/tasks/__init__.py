@@ -1,0 +1,1 @@
+"""Tasks of jobs: generation and predictions on our engines, and forward passes of torch modules."""
