@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rayinfer.config import EngineConfig
 from rayinfer.engine.ranks.rank_coordinates import any_device
-from rayinfer.errors import ConfigError
+from rayinfer.errors import ConfigError, ModelLoadError
 from rayinfer.predictions import ImageLimits
 from rayinfer.predictors.batching import BatchingSettings, DynamicBatcher
 from rayinfer.predictors.build_runner import build_runner
@@ -41,15 +41,26 @@ def build_predictor_engine(config: EngineConfig, folder: Path | None) -> Predict
     """
     check_predictor_settings(config)
     runner = build_runner(config, folder)
-    images, digest = None, ""
+    images = None
     if folder is not None and (size := runner.description.image_size):
         limits = ImageLimits(
             max_bytes=config.max_image_bytes, max_pixels=config.max_image_pixels, max_side=config.max_image_side
         )
         images = ImageDecoder(read_image_shape(folder, size), limits)
-    if folder is not None:
-        digest = weights_digest(config, folder)
-    return assemble_engine(config, runner, partial(build_runner, config, folder), images, digest=digest)
+    digest = weights_digest(config, folder)
+    return assemble_engine(config, runner, partial(_load_again, config, folder, digest), images, digest=digest)
+
+
+def _load_again(config: EngineConfig, folder: Path | None, digest: str) -> Runner:
+    """Load the model that an engine gave up while it slept; raises ModelLoadError for other weights.
+
+    Results are cached by the digest that routers know: an engine that starts anew reports another one.
+    """
+    runner = build_runner(config, folder)
+    if weights_digest(config, folder) != digest:
+        runner.close()
+        raise ModelLoadError(f"the files of {config.model!r} have changed: another engine has to load them")
+    return runner
 
 
 def check_predictor_settings(config: EngineConfig) -> None:

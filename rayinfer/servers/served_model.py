@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rayinfer.errors import InvalidParameter, NotReady, RequestError, TaskNotServed, UnknownModel
+from rayinfer.errors import InvalidParameter, NotReady, NotSupported, RequestError, TaskNotServed, UnknownModel
 from rayinfer.predictions import PredictionTask
 from rayinfer.protocols import EngineControl, TextGenerator
 from rayinfer.tokenization.chat_template import ChatTemplate
@@ -26,6 +26,13 @@ ALL_TASKS: tuple[Task, ...] = (
     "token_embed",
     "infer",
 )
+
+# In the order in which a model is looked for that is to read a list of texts.
+LIST_TASKS: tuple[Task, ...] = (
+    *("embed", "score", "classify", "token_classify", "token_embed"),
+    *("generate", "classify_images", "infer"),
+)
+WITHOUT_TEXTS: frozenset[Task] = frozenset(("classify_images", "infer"))
 
 _PATHS: Mapping[Task, tuple[str, ...]] = {
     "generate": ("/v1/chat/completions", "/v1/completions", "/generate"),
@@ -73,6 +80,23 @@ class ServedModel:
             return predictor.tasks
         return tuple("classify_images" if task == "classify" else task for task in predictor.tasks)
 
+    @property
+    def text_tokenizer(self) -> Tokenizer:
+        """The tokenizer; raises NotSupported where the model reads no texts."""
+        tasks = self.tasks
+        if tasks is not None and set(tasks) <= WITHOUT_TEXTS:
+            kind = "images" if "classify_images" in tasks else "tensors"
+            raise NotSupported(f"The model {self.name!r} takes {kind} and no texts: it has no tokens.", "model")
+        return self.tokenizer
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Longest text in tokens; None where no texts are read, and while no engine has reported."""
+        tasks = self.tasks
+        if tasks is None or set(tasks) <= WITHOUT_TEXTS:
+            return None
+        return self.generator.describe().max_model_len
+
 
 def find_model(models: Mapping[str, ServedModel], name: str | None, *tasks: Task) -> ServedModel:
     """Look up a model that does one of the tasks; without a name the only one that does the first of them is meant.
@@ -115,6 +139,4 @@ def _task_not_served(subject: str, tasks: Sequence[Task], served: Sequence[Task]
     verb = "does no" if subject != "No model here" else "does"
     paths = ", ".join(dict.fromkeys(path for task in dict.fromkeys(served) for path in _PATHS[task]))
     message = f"{subject} {verb} {_NAMES[tasks[0]]}. Paths that are served: {paths}."
-    if "generate" in tasks:
-        return InvalidParameter(message, "model", "task_not_served")
     return TaskNotServed(message, "model")

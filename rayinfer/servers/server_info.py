@@ -73,7 +73,7 @@ def _model_info(model: ServedModel) -> dict[str, Any]:
         return info
     return {
         **info,
-        "max_model_len": description.max_model_len,
+        "max_model_len": model.max_model_len,
         "vocab_size": description.vocab_size,
         "block_size": description.block_size,
         "num_kv_blocks": description.kv_blocks_total,

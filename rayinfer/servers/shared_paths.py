@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -29,7 +30,7 @@ from rayinfer.servers.path_models import PATH_MODEL, find_path_model
 from rayinfer.servers.pooling.schemas import RerankBody
 from rayinfer.servers.pooling.scores import ScoreEndpoints
 from rayinfer.servers.prediction.service import PredictionService
-from rayinfer.servers.served_model import ALL_TASKS, ServedModel, Task
+from rayinfer.servers.served_model import ALL_TASKS, LIST_TASKS, ServedModel, Task
 from rayinfer.servers.tei.endpoints import TeiEndpoints
 from rayinfer.servers.tei.entities import EntityEndpoint
 from rayinfer.servers.tei.information import TeiInformation
@@ -130,10 +131,15 @@ def _tokenize_endpoint(service: GenerationService, tgi: TgiEndpoints) -> Endpoin
     """Return the endpoint of /tokenize with `inputs`: TGI's for language models, TEI's for all others."""
     tei = TeiInformation(service)
 
+    def find(request: Request, raw: dict[str, Any]) -> ServedModel:
+        # TGI takes no lists: where several models are served, a list is for one that predicts.
+        tasks = LIST_TASKS if isinstance(raw.get("inputs"), list) else ALL_TASKS
+        return find_path_model(request, service.models, *tasks)
+
     async def tokenize(request: Request) -> Response:
         """POST /tokenize with `inputs`."""
         choose_error_format(request.scope, tgi_error)
-        model = find_path_model(request, service.models, *ALL_TASKS)
+        model = await service.prepare(request, partial(find, request))
         return await (tgi.tokenize(request) if _generates(model) else tei.tokenize(request))
 
     return tokenize

@@ -24,7 +24,9 @@ OPTIONS: dict[str, Any] = {
     "prediction_cache_url": Annotated[
         str | None,
         typer.Option(
-            help="Redis that keeps them too: redis://:PASSWORD@HOST:PORT/0, rediss:// with TLS; needs the extra redis",
+            help="Redis that keeps them too: redis://HOST:PORT/0, rediss:// with TLS; needs the extra redis. Others "
+            "see command lines: redis://:PASSWORD@HOST belongs in the environment, or in a file that @FILE names",
+            envvar="RAYINFER_PREDICTION_CACHE_URL",
             rich_help_panel=CACHE_PANEL,
         ),
     ],
@@ -44,6 +46,7 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
     """Return what was given, checked before Ray starts; raises ConfigError."""
     settings = {name: value for name, value in given.items() if value is not None}
     if (url := settings.get("prediction_cache_url")) is not None:
+        url = settings["prediction_cache_url"] = _read_url(url)
         from rayinfer.prediction_cache.cache_settings import checked_url
         from rayinfer.prediction_cache.redis_connection import check_extra_is_installed
 
@@ -58,3 +61,13 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
         settings["prediction_cache_secret_file"] = str(file.expanduser().absolute())
         read_secret(settings["prediction_cache_secret_file"])
     return settings
+
+
+def _read_url(text: str) -> str:
+    """Return a URL, or the one that is in a file; raises ConfigError."""
+    if not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--prediction-cache-url {text}: the file cannot be read: {error}") from None

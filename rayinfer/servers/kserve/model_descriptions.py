@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from importlib.metadata import version as installed_version
 from typing import Any
 
-from rayinfer.errors import NotReady
 from rayinfer.protocols import TensorSpec
 from rayinfer.servers.kserve.prediction_tensors import prediction_specs, predictor_description
 from rayinfer.servers.kserve.repository import VERSION, AnyModel
@@ -119,8 +118,5 @@ def _shape(spec: TensorSpec) -> list[int]:
 def _config_parameters(model: AnyModel) -> dict[str, Any]:
     if not isinstance(model, ServedModel):
         return {}
-    try:
-        description = model.generator.describe()
-    except NotReady:
-        return {}
-    return {"max_model_len": {"string_value": str(description.max_model_len)}}
+    longest = model.max_model_len
+    return {} if longest is None else {"max_model_len": {"string_value": str(longest)}}

@@ -177,7 +177,8 @@ def _items(
     if name == PIXELS.name:
         return _pixel_items(tensor, task, description, limits)
     _check_spec(tensor, IMAGE, model)
-    return image_items([_encoded_image(bytes(each), name) for each in tensor.data.flat], description, limits, name)
+    images = [_encoded_image(bytes(each), f"{name}.{index}") for index, each in enumerate(tensor.data.flat)]
+    return image_items(images, description, limits, name)
 
 
 def _encoded_image(element: bytes, name: str) -> bytes:

@@ -42,12 +42,13 @@ class TokenizeEndpoints:
     async def tokenizer_info(self, request: Request) -> Response:
         """Describe the tokenizer of the model that the query names, or of the only one."""
         model = find_usable_model(request, self._service.models, request.query_params.get("model"))
-        special = {name: model.tokenizer.special_tokens.get(name) for name in ("bos_token", "eos_token", "pad_token")}
+        tokenizer = model.text_tokenizer
+        special = {name: tokenizer.special_tokens.get(name) for name in ("bos_token", "eos_token", "pad_token")}
         info = {
             **special,
-            **model.tokenizer.special_tokens,
-            "tokenizer_class": model.tokenizer.tokenizer_class,
-            "vocab_size": model.tokenizer.vocab_size,
+            **model.text_tokenizer.special_tokens,
+            "tokenizer_class": model.text_tokenizer.tokenizer_class,
+            "vocab_size": model.text_tokenizer.vocab_size,
             "model_max_length": model.generator.describe().max_model_len,
             "chat_template": model.chat_template.text,
         }
@@ -64,7 +65,8 @@ class TokenizeEndpoints:
         model = find_usable_model(request, self._service.models, body.model)
         description = model.generator.describe()
         token_ids = self._token_ids(body, model, description)
-        pieces = [model.tokenizer.token_piece(token_id) for token_id in token_ids] if body.return_token_strs else None
+        tokenizer = model.text_tokenizer
+        pieces = [tokenizer.token_piece(token_id) for token_id in token_ids] if body.return_token_strs else None
         sizes = {"count": len(token_ids), "max_model_len": description.max_model_len}
         lists = (
             b',"tokens":' + _encode(token_ids) + b',"token_strs":' + (b"null" if pieces is None else _encode(pieces))
@@ -87,14 +89,14 @@ class TokenizeEndpoints:
         longest = self._service.limits.max_repeated_token_ids
         truncation = truncation_of(body, PromptLimit.of(description, "prompt"), None)
         if truncation is not None:
-            return model.tokenizer.encode(text, add_special_tokens=adds_special_tokens, truncation=truncation)
+            return model.text_tokenizer.encode(text, add_special_tokens=adds_special_tokens, truncation=truncation)
 
         def check_length(num_tokens: int) -> None:
             if num_tokens > longest:
                 raise InvalidParameter(f"prompt has {num_tokens} tokens, at most {longest} are returned", "prompt")
 
-        check_length(model.tokenizer.least_num_tokens(text))
-        return model.tokenizer.encode(text, add_special_tokens=adds_special_tokens, check_length=check_length)
+        check_length(model.text_tokenizer.least_num_tokens(text))
+        return model.text_tokenizer.encode(text, add_special_tokens=adds_special_tokens, check_length=check_length)
 
     def _detokenize_body(self, request: Request, raw: dict[str, Any]) -> bytes:
         body = check_schema(DetokenizeBody, raw)
@@ -107,7 +109,7 @@ class TokenizeEndpoints:
             vocab_size = model.generator.describe().vocab_size
             limit = PromptLimit(longest, longest, "tokens")
             (token_ids,) = tokenize_prompts([body.tokens], model.tokenizer, vocab_size, limit, add_special_tokens=False)
-        text = model.tokenizer.decode(token_ids, skip_special_tokens=False)
+        text = model.text_tokenizer.decode(token_ids, skip_special_tokens=False)
         return json.dumps({"prompt": text}, ensure_ascii=False).encode(errors="replace")
 
 

@@ -25,7 +25,11 @@ from rayinfer.servers.prediction.service import PredictionService, PreparedPredi
 from rayinfer.servers.request_limits import RequestLimits
 
 IMAGE_PATH = "/v1/images/classify"
-IMAGE_TYPES = ("image/jpeg", "image/png", "image/webp")
+OCTET_STREAM = "application/octet-stream"
+_CONTENT_TYPES = (
+    f"Content-Type must be image/jpeg, image/png, image/webp or {OCTET_STREAM} for an image as the body, "
+    "multipart/form-data for a form, or application/json"
+)
 DEFAULT_TOP_K = 5
 _IMAGE = {"type": "string", "minLength": 1, "description": "data: URL or base64"}
 
@@ -89,15 +93,17 @@ class ImageEndpoint:
         return self._service.respond(context, prepared, head["id"], encode)
 
     async def _read(self, request: Request) -> _Images:
-        content_type = request.headers.get("content-type", "application/json")
+        content_type = request.headers.get("content-type", "")
         kind = content_type.partition(";")[0].strip().lower()
-        if kind in IMAGE_TYPES:
+        if kind.startswith("image/") or kind == OCTET_STREAM:
             query = request.query_params
             return _Images([await request.body()], query.get("model"), _number(query.get("top_k")))
         if kind == "multipart/form-data":
             return _of_form(read_parts(await request.body(), content_type))
-        if kind.startswith("image/"):
-            raise UnsupportedContentType(f"Images must be one of {', '.join(IMAGE_TYPES)}, got {kind!r:.80}.")
+        if kind and kind != "application/json" and not kind.endswith("+json"):
+            raise UnsupportedContentType(f"{_CONTENT_TYPES}, got {kind!r:.80}.")
+        if not kind and not (await request.body()).lstrip().startswith(b"{"):
+            raise UnsupportedContentType(f"{_CONTENT_TYPES}, got none.")
         return await self._service.prepare(request, partial(_of_json, self._service.limits))
 
 

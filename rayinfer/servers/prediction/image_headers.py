@@ -28,7 +28,9 @@ def read_image_size(content: bytes, param: str) -> ImageSize:
         elif content[:4] == b"RIFF" and content[8:12] == b"WEBP":
             size = _webp_size(content)
         else:
-            raise InvalidParameter(f"{param} must be an image: JPEG, PNG or WebP", param)
+            raise InvalidParameter(
+                f"{param} must be an image: JPEG, PNG or WebP, in JSON as base64 or a data: URL", param
+            )
     except (struct.error, IndexError):
         size = None
     if size is None or not (size.width and size.height):

@@ -18,17 +18,18 @@ def image_items(
     """Make an item of each image, whose header alone is read; raises InvalidParameter."""
     if not 1 <= len(images) <= limits.max_images:
         raise InvalidParameter(f"{param} must hold 1 to {limits.max_images} images, got {len(images)}", param)
-    for image in images:
+    for index, image in enumerate(images):
+        place = f"{param}.{index}"
         if len(image) > limits.max_image_bytes:
             raise InvalidParameter(
-                f"{param}: an image may have {limits.max_image_bytes} bytes, got {len(image)}", param
+                f"{place}: an image may have {limits.max_image_bytes} bytes, got {len(image)}", place
             )
-        width, height = read_image_size(image, param)
+        width, height = read_image_size(image, place)
         if max(width, height) > limits.max_image_side or width * height > limits.max_image_pixels:
             raise InvalidParameter(
-                f"{param}: an image may have {limits.max_image_side} pixels a side and {limits.max_image_pixels} "
+                f"{place}: an image may have {limits.max_image_side} pixels a side and {limits.max_image_pixels} "
                 f"in all, got {width} x {height}",
-                param,
+                place,
             )
     cost = description.image_cost
     return [PredictionItem([], PredictionInput(task="classify", image=image, cost=cost)) for image in images]

@@ -17,7 +17,7 @@ from rayinfer.servers.openai.request_body import check_schema
 from rayinfer.servers.path_models import find_path_model
 from rayinfer.servers.prediction.number_encoding import json_value
 from rayinfer.servers.prediction.text_items import named_prompt
-from rayinfer.servers.served_model import ServedModel
+from rayinfer.servers.served_model import LIST_TASKS, ServedModel
 from rayinfer.servers.tei.schemas import DecodeBody, TeiTokenizeBody
 
 
@@ -66,7 +66,7 @@ class TeiInformation:
         if not isinstance(texts, list) or any(not isinstance(text, str) or not text for text in texts):
             raise InvalidParameter("inputs must be a text or a list of texts, none of them empty", "inputs")
         self._service.limits.check_num_inputs(len(texts), "inputs")
-        model = find_path_model(request, self._service.models)
+        model = find_path_model(request, self._service.models, *LIST_TASKS)
         description = model.generator.describe()
         prompt = "" if description.predictor is None else named_prompt(description.predictor, body.prompt_name)
         budget = _Budget(self._service.limits.max_repeated_token_ids)
@@ -80,13 +80,14 @@ class TeiInformation:
         if not isinstance(ids, list) or any(not isinstance(each, list) or not each for each in ids):
             raise InvalidParameter("ids must be a list of token ids, or a list of such lists", "ids")
         self._service.limits.check_num_inputs(len(ids), "ids")
-        model = find_path_model(request, self._service.models)
+        model = find_path_model(request, self._service.models, *LIST_TASKS)
         most = self._service.limits.max_repeated_token_ids
         limit = PromptLimit(most, most, "ids")
         vocab_size = model.generator.describe().vocab_size
-        checked = tokenize_prompts(ids, model.tokenizer, vocab_size, limit, add_special_tokens=False)
+        checked = tokenize_prompts(ids, model.text_tokenizer, vocab_size, limit, add_special_tokens=False)
         skips = body.skip_special_tokens is not False
-        return json_value([model.tokenizer.decode(each, skip_special_tokens=skips) for each in checked])
+        tokenizer = model.text_tokenizer
+        return json_value([tokenizer.decode(each, skip_special_tokens=skips) for each in checked])
 
 
 class _Budget:
@@ -103,12 +104,13 @@ class _Budget:
 
 
 def _tokens(model: ServedModel, text: str, adds_special_tokens: bool, budget: _Budget) -> list[dict[str, Any]]:
-    located = model.tokenizer.locate_tokens(text, add_special_tokens=adds_special_tokens)
+    tokenizer = model.text_tokenizer
+    located = tokenizer.locate_tokens(text, add_special_tokens=adds_special_tokens)
     budget.take(len(located))
     tokens: list[dict[str, Any]] = []
     for token in located:
-        is_special = token.token_id in model.tokenizer.special_ids
-        piece = model.tokenizer.token_piece(token.token_id) if is_special else text[token.start : token.stop]
+        is_special = token.token_id in tokenizer.special_ids
+        piece = tokenizer.token_piece(token.token_id) if is_special else text[token.start : token.stop]
         place = (None, None) if is_special else (token.start, token.stop)
         tokens.append({"id": token.token_id, "text": piece, "special": is_special, "start": place[0], "stop": place[1]})
     return tokens

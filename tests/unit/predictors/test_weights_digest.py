@@ -6,11 +6,13 @@ import pytest
 
 from rayinfer.config import engine_config
 from rayinfer.engine.loop.async_engine import AsyncEngine
+from rayinfer.errors import EngineDead
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.prediction_cache.cached_predictor import CachedPredictor, PredictionCache
 from rayinfer.prediction_cache.memory_cache import MemoryCache
-from rayinfer.predictors.build_engine import assemble_engine
+from rayinfer.predictors.build_engine import assemble_engine, build_predictor_engine
 from rayinfer.predictors.weights_digest import weights_digest
+from rayinfer.protocols import Sleep, Wake
 from rayinfer.routing.dispatch import Dispatcher
 from rayinfer.routing.engine_set import EngineSet
 from support.fakes.fake_engine_client import FakeEngineClient
@@ -84,3 +86,16 @@ async def test_64_equal_items_at_once_are_one_item_of_an_engine(tokenizer):
     finally:
         await dispatcher.close()
         await engine.shutdown()
+
+
+def test_an_engine_does_not_wake_with_other_weights_than_its_digest(folder):
+    """Routers would keep results of the new weights under the digest of the old ones."""
+    engine = build_predictor_engine(engine_config(model=str(folder), num_threads=1, pin_threads=False), folder)
+    engine.control(Sleep(2))
+    assert engine.control(Wake()) == "running"
+    engine.control(Sleep(2))
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(EngineDead, match="have changed: another engine has to load them"):
+        engine.control(Wake())
+    engine.exit()

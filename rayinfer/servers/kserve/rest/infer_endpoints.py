@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from rayinfer.errors import NotSupported, TaskNotServed
+from rayinfer.errors import TaskNotServed
 from rayinfer.servers.body_limits import BodyLimits
 from rayinfer.servers.caller import caller_of, request_context
 from rayinfer.servers.error_formats import choose_error_format, kserve_error
@@ -101,7 +101,7 @@ class InferEndpoints:
     async def _read_generate(self, request: Request, name: str, version: str, *, streams: bool) -> TextRequest:
         model = self._service.repository.find_ready(caller_of(request), name, version)
         if not isinstance(model, ServedModel) or predictor_description(model) is not None:
-            raise NotSupported(f"The model {name!r:.200} generates no text; use infer.", "model")
+            raise TaskNotServed(f"The model {name!r:.200} generates no text; use infer.", "model")
         raw = await read_json_body(request, self._body_limits.of(request.scope))
         generation = self._service.generation
         read = partial(read_generate_body, model, generation.limits, streams=streams)

@@ -58,9 +58,18 @@ def test_sizes_are_read_of_headers_alone(make):
             read_image_size(image[:length], "image")
 
 
-@pytest.mark.parametrize(("kind", "image"), [("png", png(9, 9)), ("jpeg", jpeg(9, 9)), ("webp", webp(9, 9))])
+KINDS = [
+    ("image/png", png(9, 9)),
+    ("image/jpeg", jpeg(9, 9)),
+    ("image/webp", webp(9, 9)),
+    ("image/*", png(8, 9)),
+    ("application/octet-stream", png(9, 8)),
+]
+
+
+@pytest.mark.parametrize(("kind", "image"), KINDS)
 async def test_an_image_is_the_body(client, predictors, kind, image):
-    answer = await client.post(PATH + "?top_k=1", content=image, headers={"content-type": f"image/{kind}"})
+    answer = await client.post(PATH + "?top_k=1", content=image, headers={"content-type": kind})
     assert answer.status_code == 200, answer.text
     (each,) = answer.json()["data"]
     assert each["predictions"][0]["label"] in ("cat", "dog")
@@ -120,7 +129,8 @@ async def test_bad_images_are_refused_before_anything_is_decoded(client, predict
 @pytest.mark.parametrize(
     ("content", "content_type", "status"),
     [
-        (png(2, 2), "image/gif", 415),
+        (b"GIF89a" + bytes(20), "image/gif", 400),
+        (png(2, 2), "application/x-www-form-urlencoded", 415),
         (png(2, 2), "text/plain", 415),
         (b"", "image/png", 400),
         (b"no image", "image/png", 400),
@@ -156,3 +166,38 @@ async def test_paths_of_images_take_the_largest_images_in_base64_and_others_do_n
         assert (await client.post("/v1/embeddings", content=bytes(500_000))).status_code == 413
         del models["images"]
         assert (await client.post(PATH, json={"images": [coded(large)] * 2})).status_code == 413
+
+
+async def test_a_body_of_another_kind_names_the_kinds_that_are_taken(client):
+    for headers in ({}, {"content-type": "application/x-www-form-urlencoded"}):
+        answer = await client.post(PATH, content=png(2, 2), headers=headers)
+        assert (answer.status_code, "application/octet-stream for an image" in answer.text) == (415, True), answer.text
+    assert (await client.post(PATH, content=b' {"image": "%s"}' % PNG.encode())).status_code == 200
+
+
+async def test_the_image_at_fault_is_named(client):
+    form = await client.post(PATH, files=[("image", png(2, 2)), ("image", b"no image")])
+    v2 = {"inputs": [{"name": "image", "shape": [2], "datatype": "BYTES", "data": [PNG, "no image"]}]}
+    infer = await client.post("/v2/models/images/infer", json=v2)
+    assert (form.status_code, form.json()["error"]["param"]) == (400, "images.1")
+    assert (infer.status_code, "image.1 is not valid base64" in infer.text) == (400, True), infer.text
+
+
+async def test_a_model_of_images_has_no_tokens(client):
+    cards = {card["id"]: card["max_model_len"] for card in (await client.get("/v1/models")).json()["data"]}
+    assert (cards["images"], cards["embedder"] > 1) == (None, True)
+    for path, body in (
+        ("/tokenize", {"model": "images", "prompt": "a"}),
+        ("/detokenize", {"model": "images", "tokens": [1]}),
+        ("/models/images/tokenize", {"inputs": "a"}),
+        ("/models/images/decode", {"ids": [1]}),
+    ):
+        answer = await client.post(path, json=body)
+        assert (answer.status_code // 100, "takes images and no texts" in answer.text) == (4, True), answer.text
+
+
+async def test_a_list_of_texts_is_tokenized_by_the_model_that_predicts(predictors, client):
+    for name in ("classifier", "reranker", "tagger"):
+        del predictors.models[name]
+    answer = await client.post("/tokenize", json={"inputs": ["one", "two"]})
+    assert (answer.status_code, len(answer.json())) == (200, 2), answer.text
