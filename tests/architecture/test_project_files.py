@@ -22,7 +22,8 @@ def normalized(name: str) -> str:
 def test_every_package_that_the_sources_import_is_declared():
     optional = PYPROJECT["project"]["optional-dependencies"]
     declared = {
-        normalized(line) for line in (*PYPROJECT["project"]["dependencies"], *optional["otel"], *optional["redis"])
+        normalized(line)
+        for line in (*PYPROJECT["project"]["dependencies"], *optional["otel"], *optional["redis"], *optional["onnx"])
     }
     distributions = packages_distributions()
     undeclared = {
