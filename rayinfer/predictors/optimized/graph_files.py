@@ -1,6 +1,7 @@
 """Graphs as files: written by the exporters of torch, and loaded as functions of tensors."""
 
 import importlib
+import importlib.util
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path

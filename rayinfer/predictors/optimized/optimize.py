@@ -12,7 +12,7 @@ import torch
 
 from rayinfer.config import EngineConfig, engine_config
 from rayinfer.engine.ranks.rank_coordinates import any_device
-from rayinfer.errors import ConfigError
+from rayinfer.errors import ConfigError, ModelLoadError
 from rayinfer.models.checkpoints.model_folder import is_optimized
 from rayinfer.predictors.optimized.conversion import convert
 from rayinfer.predictors.optimized.forms import Limits, parse_form
@@ -130,17 +130,24 @@ def check_optimized(
     description = runner.description
     items, results = load_reference(folder, description.tasks[0])
     found = compute_in_turn([runner], items, CountedStartupStep(VERIFYING))[0]
-    before = manifest.verified["figures"]
+    before, effective = _earlier(manifest, limits)
     original = Outputs(
         results=results,
-        seconds_per_item=float(before["original_seconds_per_item"]),
-        cpu_seconds_per_item=float(before["original_cpu_seconds_per_item"]),
+        seconds_per_item=before.original_seconds_per_item,
+        cpu_seconds_per_item=before.original_cpu_seconds_per_item,
     )
     figures = compare(description, original, found)
-    effective = limits.over(Limits(**manifest.verified["limits"]))
     check_limits(figures, effective)
     runner.close()
     return _report(folder, folder, manifest.form, manifest, figures, effective)
+
+
+def _earlier(manifest: Manifest, limits: UserLimits) -> tuple[Figures, Limits]:
+    """Return the figures of a manifest, and its limits with the user's in place."""
+    try:
+        return Figures(**manifest.verified["figures"]), limits.over(Limits(**manifest.verified["limits"]))
+    except (KeyError, TypeError) as error:
+        raise ModelLoadError(f"the manifest lacks what was verified: {error}") from None
 
 
 def _verify(original: Original, folder: Path, samples: Samples, judged: Samples | None, limits: Limits) -> Figures:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 PRODUCTS = ("MatMul", "Gemm", "Conv")
 STEPS = 255  # between the numbers of eight bits
-LEAST_SIGNAL_DB = 25.0  # of a product's inputs over their rounding error with one scale
+LEAST_SIGNAL_DB = 29.0  # of a product's inputs over their rounding error with one scale
 TINY = 1e-30
 
 Feed = dict[str, npt.NDArray[Any]]  # a graph's inputs by name
