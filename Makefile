@@ -13,7 +13,7 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
 PIP_FLAGS = --disable-pip-version-check $(if $(wildcard $(INSTALLED)),--quiet)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-gpu test-kernels test-faults test-models test-jobs test-redis test-clients test-sanitizer check format bench clean
+.PHONY: help install serve test test-gpu test-kernels test-faults test-models test-jobs test-optimize test-redis test-clients test-sanitizer check format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,11 @@ test-jobs: $(INSTALLED) ## test offline jobs over Parquet, Zstandard, S3 and ray
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade --target build/jobs \
 		pyarrow zstandard pandas s3fs 'moto[server]'
 	@PYTHONPATH=build/jobs $(BIN)/python -m pytest -m jobs tests/jobs $(ARGS)
+
+test-optimize: $(INSTALLED) ## test every form of optimized predictors, with ONNX Runtime beside .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade --target build/onnx --no-deps \
+		onnx onnxscript onnx-ir onnxruntime ml-dtypes flatbuffers
+	@PYTHONPATH=build/onnx $(BIN)/python -m pytest -m "optimize or not optimize" tests/unit/predictors/optimized $(ARGS)
 
 test-redis: $(INSTALLED) ## test the cache of predictions over a redis-server of this machine, with the package redis beside .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade --target build/redis redis

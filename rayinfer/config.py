@@ -50,6 +50,11 @@ class EngineConfig(BaseModel):
         False,
         description="accept a quantization or kv_cache_dtype that was not measured, or lost more than its limit",
     )
+    trust_remote_code: bool = Field(
+        False,
+        description="load TorchScript archives, torch.export programs and AOTInductor packages that `rayinfer optimize`"
+        " did not write on this machine: they can run any code",
+    )
     max_model_len: int | None = Field(None, ge=2, description="longest prompt and answer together, in tokens")
     max_num_seqs: int | None = Field(
         None, ge=1, le=8192, description="requests that run at once (default by device: 64 on a CPU, 256 on a GPU)"

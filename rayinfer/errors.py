@@ -15,6 +15,17 @@ class ModelLoadError(RayinferError):
     """A model that cannot be loaded; the message is one line and names the file or the tensor."""
 
 
+class LimitExceeded(RayinferError):
+    """An optimized model that differs too much from its original: a figure, what it is, and the limit on it."""
+
+    def __init__(self, figure: str, value: float, limit: float, advice: str = "") -> None:
+        super().__init__(figure, value, limit, advice)
+        self.figure, self.value, self.limit, self.advice = figure, value, limit, advice
+
+    def __str__(self) -> str:
+        return f"{self.figure} is {self.value:.4g}, beyond the limit of {self.limit:.4g}{self.advice}"
+
+
 class ModelNotFound(ModelLoadError):
     """No such folder, file, hub repository or embedded name."""
 

@@ -4,13 +4,14 @@ from pathlib import Path
 from typing import Literal
 
 from rayinfer.models.architectures.registry import ARCHITECTURES, HEADLESS
+from rayinfer.models.checkpoints.model_folder import TENSOR_SCHEMA
 from rayinfer.models.config_fields import read_json
 from rayinfer.models.encoders.registry import encoder_architecture
 
 SENTENCE_MODULES = "modules.json"  # of sentence-transformers
 IMAGE_CLASSIFIER = "ForImageClassification"  # how such architectures' names end
 
-PredictorKind = Literal["encoder", "decoder", "image"]
+PredictorKind = Literal["encoder", "decoder", "image", "tensors"]
 
 
 def predictor_kind(folder: Path) -> PredictorKind | None:
@@ -18,6 +19,8 @@ def predictor_kind(folder: Path) -> PredictorKind | None:
 
     A decoder is one that is embedded with: it lies in the layout of sentence-transformers, or has no output head.
     """
+    if (folder / TENSOR_SCHEMA).is_file():
+        return "tensors"
     architectures = read_json(folder / "config.json").get("architectures")
     name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
     if encoder_architecture(name) is not None:

@@ -9,9 +9,11 @@ from rayinfer.config import EngineConfig
 from rayinfer.engine.ranks.rank_coordinates import any_device
 from rayinfer.engine.worker.cores import set_threads
 from rayinfer.errors import ConfigError, ModelLoadError
+from rayinfer.models.checkpoints.model_folder import is_optimized
 from rayinfer.models.loader import torch_dtype
 from rayinfer.models.model_config import read_model_config
 from rayinfer.models.predictor_kind import predictor_kind
+from rayinfer.predictors.optimized.optimized_runner import build_optimized_runner, build_script_runner
 from rayinfer.predictors.registered import find_registered_predictor
 from rayinfer.predictors.runner import Runner
 from rayinfer.predictors.runners.decoder_runner import build_decoder_runner
@@ -33,12 +35,16 @@ def build_runner(config: EngineConfig, folder: Path | None, device: torch.device
     if (registered := find_registered_predictor(config.model)) is not None:
         return TensorRunner(registered, device)
     assert folder is not None, "only registered predictors have none"
+    if is_optimized(folder):
+        return build_optimized_runner(config, folder, device)
     kind = predictor_kind(folder)
     if kind == "encoder":
         _check_determinism(config, device)
         return build_text_runner(config, folder, device)
     if kind == "decoder":
         return build_decoder_runner(config, folder, device)
+    if kind == "tensors":
+        return build_script_runner(config, folder, device)
     if kind == "image":
         return build_image_runner(config, folder, device)
     read_model_config(folder)  # which names what it does not know

@@ -12,7 +12,7 @@ from support.architecture.sources import PACKAGES, ROOT, find_sources, is_within
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 # Parts that a declared package brings in its own version, Triton only for GPUs.
-EXTRAS = ("otel", "redis", "jobs", "data", "s3")  # whose packages the sources import where they are needed
+EXTRAS = ("onnx", "otel", "redis", "jobs", "data", "s3")  # whose packages the sources import where they are needed
 PARTS = {"pydantic_core": "pydantic", "triton": "torch"}
 
 

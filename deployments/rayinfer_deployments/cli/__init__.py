@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rayinfer import __version__
-from rayinfer_deployments.cli import batch, bench, cache, chat, check_config, generate, keys, serve, usage
+from rayinfer_deployments.cli import batch, bench, cache, chat, check_config, generate, keys, optimize, serve, usage
 from rayinfer_deployments.cli.control import engine_control, limits, ps, scale, status
 from rayinfer_deployments.cli.doctor import doctor
 
@@ -23,7 +23,7 @@ def build_application() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     application.callback()(_root)
-    for command in (serve.serve, generate.generate, chat.chat, ps.ps, doctor.doctor):
+    for command in (serve.serve, generate.generate, chat.chat, optimize.optimize, ps.ps, doctor.doctor):
         application.command()(command)
     for command in (status.status, limits.limits, scale.scale, engine_control.drain, engine_control.reload):
         application.command(rich_help_panel=OPERATION)(command)

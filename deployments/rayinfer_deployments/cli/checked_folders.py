@@ -6,7 +6,7 @@ from pathlib import Path
 import xxhash
 
 from rayinfer.config import cache_folder
-from rayinfer.models.checkpoints.model_folder import check_model_folder, weight_files
+from rayinfer.models.checkpoints.model_folder import check_model_folder, is_optimized, weight_files
 
 
 def check_folder(folder: Path) -> None:
@@ -34,9 +34,10 @@ def _check(folder: Path) -> None:
     kind = predictor_kind(folder)
     if kind is None:
         read_model_config(folder)
-    for file in weight_files(folder):
-        read_safetensors_header(file)
-    if kind != "image":
+    if kind != "tensors" and not is_optimized(folder):
+        for file in weight_files(folder):
+            read_safetensors_header(file)
+    if kind not in ("image", "tensors"):
         Tokenizer.from_folder(folder)
     if kind is not None:
         return

@@ -180,6 +180,6 @@ def find_missing_files(folder: Path) -> str:
 
 
 def read_text_files(folder: Path, kind: PredictorKind | None) -> tuple[Tokenizer, ChatTemplate]:
-    """Read a model's tokenizer and chat template: no tokens for images, and no template where no text is generated."""
-    tokenizer = Tokenizer(Backend(BPE())) if kind == "image" else Tokenizer.from_folder(folder)
+    """Read a model's tokenizer and chat template: tokens of texts alone, and no template where none is generated."""
+    tokenizer = Tokenizer(Backend(BPE())) if kind in ("image", "tensors") else Tokenizer.from_folder(folder)
     return tokenizer, ChatTemplate.from_folder(folder) if kind is None else ChatTemplate({}, {})

@@ -11,13 +11,20 @@ WEIGHTS_INDEX = "model.safetensors.index.json"
 REQUIRED_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 MARIAN_FILES = ("source.spm", "target.spm", "vocab.json")  # instead of a tokenizer.json
 IMAGE_SETTINGS = "preprocessor_config.json"
+OPTIMIZED_MANIFEST = "rayinfer_optimized.json"  # of `rayinfer optimize`
+TENSOR_SCHEMA = "tensors.json"  # inputs and outputs beside a TorchScript archive
 
 IMAGE_CLASSIFIER = "ForImageClassification"  # how the names of such architectures end; they have no tokenizer
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth")
 
 
 def check_model_folder(folder: Path) -> None:
-    """Raise ModelLoadError that names the first file missing from `folder`."""
+    """Raise ModelLoadError that names the first file missing from `folder`.
+
+    A loader compares the files of an optimized model with its manifest.
+    """
+    if is_optimized(folder) or (folder / TENSOR_SCHEMA).is_file():
+        return
     if (folder / IMAGE_SETTINGS).is_file() and not (folder / "tokenizer_config.json").is_file():
         weight_files(folder)  # of a model that reads images alone
         return
@@ -30,6 +37,11 @@ def check_model_folder(folder: Path) -> None:
         if not may_lack:
             raise ModelLoadError(f"{folder / name} is missing: a model folder needs {', '.join(REQUIRED_FILES)}")
     weight_files(folder)
+
+
+def is_optimized(folder: Path) -> bool:
+    """Return whether `rayinfer optimize` wrote the folder."""
+    return (folder / OPTIMIZED_MANIFEST).is_file()
 
 
 def _takes_images(folder: Path) -> bool:

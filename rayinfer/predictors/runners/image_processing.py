@@ -56,14 +56,15 @@ class ImageProcessing:
 
     def run(self, pixels: Pixels) -> npt.NDArray[np.float32]:
         """Pixels [height, width, 3] -> [3, new height, new width]."""
-        return self.normalize(self._resized(pixels))
+        return self.normalize(self.resize(pixels))
 
     def normalize(self, pixels: Pixels) -> npt.NDArray[np.float32]:
         """Pixels of the model's size -> [3, height, width]."""
         levels = (pixels.astype(np.float32) * np.float32(self.scale) - self.mean) / self.std
         return np.ascontiguousarray(levels.transpose(2, 0, 1), dtype=np.float32)
 
-    def _resized(self, pixels: Pixels) -> Pixels:
+    def resize(self, pixels: Pixels) -> Pixels:
+        """Pixels [height, width, 3] -> the model's size."""
         height, width = self.size or self._scaled(*pixels.shape[:2])
         pixels = resize(pixels, height, width, self.resampling)
         if self.crop is not None:

@@ -1,9 +1,10 @@
 """Runner of image classifiers, by the classes of transformers."""
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ import torch
 from rayinfer.config import EngineConfig
 from rayinfer.errors import ConfigError, InvalidParameter, ModelLoadError, UnsupportedArchitecture
 from rayinfer.models.checkpoints.model_folder import weight_files
-from rayinfer.models.config_fields import read_json
+from rayinfer.models.config_fields import RawConfig, read_json
 from rayinfer.models.encoders.encoder_config import read_labels
 from rayinfer.models.loader import torch_dtype
 from rayinfer.predictions import PredictorDescription
@@ -29,20 +30,23 @@ CLASSIFIERS: Mapping[str, str] = MappingProxyType(
 
 
 class ImageRunner:
-    """A loaded classifier; images run one by one, which on a CPU is no slower, so that none depends on others."""
+    """A loaded classifier; images run one by one, which on a CPU is no slower, so that none depends on others.
+
+    `compute` turns pixels [1, 3, height, width] into logits [1, num_labels].
+    """
 
     max_input_tokens = 0
     vocab_size = 0
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        compute: Callable[[torch.Tensor], torch.Tensor],
         processing: ImageProcessing,
         description: PredictorDescription,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._model, self._processing = model, processing
+        self._compute, self._processing = compute, processing
         self._dtype, self._device = dtype, device
         self.description = description
 
@@ -53,9 +57,27 @@ class ImageRunner:
             self._check(item, f"item {index}")
         return [self._classify(item) for item in batch]
 
+    def resize(self, item: RunnerItem) -> RunnerItem:
+        """Bring an image to the model's size, as engines decode it."""
+        assert item.pixels is not None, "an item of this model has an image"
+        return RunnerItem(task=item.task, pixels=np.ascontiguousarray(self._processing.resize(item.pixels)))
+
+    def tensors(self, item: RunnerItem) -> torch.Tensor:
+        """Return the model's input [1, 3, height, width] of an image."""
+        assert item.pixels is not None, "an item of this model has an image"
+        pixels = item.pixels
+        if pixels.dtype == np.uint8:  # else it is normalized already
+            pixels = (self._processing.normalize if item.is_resized else self._processing.run)(pixels)
+        return torch.tensor(pixels).to(self._device, self._dtype)[None]
+
+    @property
+    def input_size(self) -> tuple[int, int]:
+        """Height and width of the model's input."""
+        return self._processing.input_size
+
     def close(self) -> None:
         """See Runner."""
-        del self._model
+        del self._compute
 
     def _check(self, item: RunnerItem, place: str) -> None:
         pixels, size = item.pixels, self._processing.input_size
@@ -76,40 +98,76 @@ class ImageRunner:
             raise InvalidParameter(f"{place}: a resized image must be {size}, got {pixels.shape[:2]}", "input")
 
     def _classify(self, item: RunnerItem) -> RunnerResult:
-        assert item.pixels is not None
-        pixels = item.pixels
-        if pixels.dtype == np.uint8:
-            pixels = (self._processing.normalize if item.is_resized else self._processing.run)(pixels)
-        image = torch.tensor(pixels).to(self._device, self._dtype)
-        logits = self._model(pixel_values=image[None]).logits[0]
-        return logits.float().cpu().numpy()  # type: ignore[no-any-return]
+        logits = self._compute(self.tensors(item))[0]
+        return logits.float().cpu().numpy()
 
 
 def build_image_runner(config: EngineConfig, folder: Path, device: torch.device) -> ImageRunner:
     """Load a classifier's folder; raises ModelLoadError and ConfigError."""
     raw = read_json(folder / "config.json")
-    name = str(raw["architectures"][0])
-    if name not in CLASSIFIERS:
-        raise UnsupportedArchitecture(
-            f"{folder / 'config.json'}: image classifier {name!r} is not supported, only {', '.join(CLASSIFIERS)}"
-        )
+    _classifier_name(raw, folder)
     if config.quantization is not None:
         raise ConfigError(f"quantization {config.quantization!r} is not supported for image classifiers")
     weight_files(folder)
-    processing = read_image_processing(folder)
     dtype = torch_dtype(config.dtype, str(raw.get("dtype") or raw.get("torch_dtype") or "float32"))
-    # By name: texts need nothing of transformers.
-    classifier = getattr(importlib.import_module(f"transformers.models.{CLASSIFIERS[name]}"), name)
+    return image_runner(folder, load_classifier(folder, dtype).to(device), dtype, device)
+
+
+def image_runner(folder: Path, model: torch.nn.Module, dtype: torch.dtype, device: torch.device) -> ImageRunner:
+    """Put the runner around a classifier of transformers, or one with its interface."""
+    return computed_image_runner(folder, lambda image: model(pixel_values=image).logits, dtype, device)
+
+
+def computed_image_runner(
+    folder: Path, compute: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype, device: torch.device
+) -> ImageRunner:
+    """Put the runner around a function of pixels, by the settings of the classifier's folder."""
+    raw = read_json(folder / "config.json")
+    processing = read_image_processing(folder)
     try:
         labels = read_labels(raw)
-        model = classifier.from_pretrained(folder, dtype=dtype, local_files_only=True, use_safetensors=True)
-    except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ModelLoadError(f"{folder}: {name} cannot be loaded: {reason}") from error
+    except ValueError as error:
+        raise ModelLoadError(f"{folder / 'config.json'}: {error}") from None
     description = PredictorDescription(
         tasks=("classify",),
         labels=labels,
         activation=classifier_activation(raw) if len(labels) > 1 else "sigmoid",
         image_size=processing.image_size,
     )
-    return ImageRunner(model.eval().to(device), processing, description, dtype, device)
+    return ImageRunner(compute, processing, description, dtype, device)
+
+
+def load_classifier(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
+    """Load transformers' model of a folder, in eval mode; raises ModelLoadError."""
+    classifier, name = _classifier_class(folder)
+    try:
+        model = classifier.from_pretrained(folder, dtype=dtype, local_files_only=True, use_safetensors=True)
+    except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ModelLoadError(f"{folder}: {name} cannot be loaded: {reason}") from error
+    return model.eval()  # type: ignore[no-any-return]
+
+
+def empty_classifier(folder: Path) -> torch.nn.Module:
+    """Build transformers' model of a folder without its weights."""
+    classifier, name = _classifier_class(folder)
+    try:
+        return classifier(classifier.config_class.from_pretrained(folder)).eval()  # type: ignore[no-any-return]
+    except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ModelLoadError(f"{folder}: {name} cannot be built: {reason}") from error
+
+
+def _classifier_class(folder: Path) -> tuple[Any, str]:
+    name = _classifier_name(read_json(folder / "config.json"), folder)
+    # By name: texts need nothing of transformers.
+    return getattr(importlib.import_module(f"transformers.models.{CLASSIFIERS[name]}"), name), name
+
+
+def _classifier_name(raw: RawConfig, folder: Path) -> str:
+    name = str(raw["architectures"][0])
+    if name not in CLASSIFIERS:
+        raise UnsupportedArchitecture(
+            f"{folder / 'config.json'}: image classifier {name!r} is not supported, only {', '.join(CLASSIFIERS)}"
+        )
+    return name

@@ -1,6 +1,7 @@
 """Runner of encoders: embeddings, classification of texts and of tokens, and relevance of pairs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -73,13 +74,19 @@ class TextRunner:
         return list(head.forward(pool(hidden, lengths, head.pooling)))
 
 
-def build_text_runner(config: EngineConfig, folder: Path, device: torch.device) -> TextRunner:
-    """Load an encoder's folder; raises ModelLoadError and ConfigError."""
+def build_text_runner(
+    config: EngineConfig, folder: Path, device: torch.device, load: Callable[[], Encoder] | None = None
+) -> TextRunner:
+    """Load an encoder's folder, or only what stands behind the encoder that `load` returns.
+
+    Raises ModelLoadError and ConfigError.
+    """
     shape = read_encoder_config(folder)
     layout = read_sentence_layout(folder)
     dtype = torch_dtype(config.dtype, shape.dtype)
     with startup_step("reading the checkpoint"):
-        encoder = load_encoder(folder, dtype, device, quantization=config.quantization)
+        load = load or partial(load_encoder, folder, dtype, device, quantization=config.quantization)
+        encoder = load()
         embedding = load_sentence_embedding(layout, dtype, device)
     if device.type == "cpu":
         if config.deterministic:
@@ -87,11 +94,16 @@ def build_text_runner(config: EngineConfig, folder: Path, device: torch.device) 
             use_own_kernels(embedding)
         else:
             use_fastest_kernels(encoder, dtype, cache_folder() / "products")
-    max_length = min(shape.max_length, layout.max_length or shape.max_length, config.max_model_len or shape.max_length)
-    return TextRunner(encoder, embedding, _describe(shape, layout), max_length, device)
+    return TextRunner(encoder, embedding, describe_encoder(shape, layout), longest_text(config, shape, layout), device)
 
 
-def _describe(shape: EncoderConfig, layout: SentenceLayout) -> PredictorDescription:
+def longest_text(config: EngineConfig, shape: EncoderConfig, layout: SentenceLayout) -> int:
+    """Return the tokens of the longest text that positions, files and settings allow."""
+    return min(shape.max_length, layout.max_length or shape.max_length, config.max_model_len or shape.max_length)
+
+
+def describe_encoder(shape: EncoderConfig, layout: SentenceLayout) -> PredictorDescription:
+    """Describe an encoder's tasks by its head."""
     head = shape.architecture.head
     if head == "token_classify":
         return PredictorDescription(tasks=("token_classify",), labels=shape.labels, activation="softmax")

@@ -1,0 +1,1 @@
+"""Optimized forms of predictors: exported graphs and fewer bits, verified before they are written."""
