@@ -6,7 +6,7 @@ from importlib.metadata import packages_distributions
 
 import pytest
 
-from support.architecture.floors import FOREIGN_ROOM
+from support.architecture.floors import FOREIGN_ROOMS
 from support.architecture.sources import PACKAGES, ROOT, find_sources, is_within
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -31,7 +31,7 @@ def test_every_package_that_the_sources_import_is_declared():
     undeclared = {
         top_level: source.module
         for source in find_sources()
-        if not is_within(source.module, FOREIGN_ROOM)
+        if not any(is_within(source.module, room) for room in FOREIGN_ROOMS)
         for found in source.imports
         if (top_level := _whole(found.target.partition(".")[0])) not in {*sys.stdlib_module_names, *PACKAGES, ""}
         and declared.isdisjoint(normalized(name) for name in distributions.get(top_level, [top_level]))

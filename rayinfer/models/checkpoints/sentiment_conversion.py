@@ -32,7 +32,7 @@ def convert_sentiment(folder: Path, trained: Path = TRAINED) -> None:
         elif path.is_file() and path.name not in KEPT:
             path.unlink()
     labels = dict(enumerate(LABELS))
-    changes = {
+    changes: dict[str, object] = {
         "architectures": ["BertForSequenceClassification"],
         "id2label": labels,
         "label2id": {label: number for number, label in labels.items()},

@@ -68,10 +68,10 @@ def train_head(pooled: torch.Tensor, labels: torch.Tensor) -> torch.nn.Linear:
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(head(pooled), labels)
         loss = loss + WEIGHT_DECAY * ((head.weight * spread) ** 2).sum()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
-    optimizer.step(closure)  # type: ignore[arg-type]
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
     return head
 
 

@@ -112,7 +112,7 @@ TORCH_FREE_MODULES = (
 COMMAND_LINE = "rayinfer_deployments.cli"
 
 # What runs under the interpreters of peers, whose packages are no dependencies of ours.
-FOREIGN_ROOM = "rayinfer.benchmark.peers.engine_worker"
+FOREIGN_ROOMS = ("rayinfer.benchmark.peers.engine_worker", "rayinfer.benchmark.predictors.runtime_worker")
 
 # module: why it may read or set environment variables.
 ENVIRONMENT_MODULES: dict[str, str] = {

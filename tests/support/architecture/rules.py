@@ -206,7 +206,7 @@ def _floor_of(room: str) -> int:
 
 
 def _may_import_late(module: str) -> bool:
-    return module in house.LAZY_EXPORTS or module.startswith((house.COMMAND_LINE, house.FOREIGN_ROOM))
+    return module in house.LAZY_EXPORTS or module.startswith((house.COMMAND_LINE, *house.FOREIGN_ROOMS))
 
 
 def _nested_import_lines(tree: ast.Module) -> list[int]:

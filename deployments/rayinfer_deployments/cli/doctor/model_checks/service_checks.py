@@ -70,15 +70,15 @@ async def _application(model: CheckedModel) -> AsyncIterator[httpx.AsyncClient]:
 
 async def _check_cache(model: CheckedModel, client: httpx.AsyncClient) -> CheckResult:
     """Ask the same once more, then many times at once, and count what the engine computes."""
-    name, request, stats = "cache", right_request(model), lambda: model.engine.stats
+    name, request = "cache", right_request(model)
     if model.generates:
         return await _check_prefix_cache(model, client)
     first = await _ask(client, request)
     if first.status_code != 200:
         return failed(name, f"a good request has status {first.status_code}: {first.text[:80]}", "see error handling")
-    steps = stats().num_steps_total
+    steps = model.engine.stats.num_steps_total
     again = [await _ask(client, request), *await asyncio.gather(*(_ask(client, request) for _ in range(NUM_AT_ONCE)))]
-    num_steps = stats().num_steps_total - steps
+    num_steps = model.engine.stats.num_steps_total - steps
     if any(_answer(each) != _answer(first) for each in again):
         return failed(name, "equal inputs have different answers", "see the check of eval mode")
     if num_steps == 0:
