@@ -13,7 +13,7 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
 PIP_FLAGS = --disable-pip-version-check $(if $(wildcard $(INSTALLED)),--quiet)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-gpu test-kernels test-faults test-models test-redis test-clients test-sanitizer check format bench clean
+.PHONY: help install serve test test-gpu test-kernels test-faults test-models test-jobs test-redis test-clients test-sanitizer check format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,11 @@ test-faults: $(INSTALLED) ## kill, freeze and overload a running service in ever
 
 test-models: $(INSTALLED) ## run the tests of every architecture over ranks, and of larger checkpoints, downloaded once
 	@exec $(BIN)/python -m pytest -m models $(ARGS)
+
+test-jobs: $(INSTALLED) ## test offline jobs over Parquet, Zstandard, S3 and ray.data, with their packages beside .venv, and print a table
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade --target build/jobs \
+		pyarrow zstandard pandas s3fs 'moto[server]'
+	@PYTHONPATH=build/jobs $(BIN)/python -m pytest -m jobs tests/jobs $(ARGS)
 
 test-redis: $(INSTALLED) ## test the cache of predictions over a redis-server of this machine, with the package redis beside .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade --target build/redis redis

@@ -12,6 +12,7 @@ from support.architecture.sources import PACKAGES, ROOT, find_sources, is_within
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 # Parts that a declared package brings in its own version, Triton only for GPUs.
+EXTRAS = ("otel", "redis", "jobs", "data", "s3")  # whose packages the sources import where they are needed
 PARTS = {"pydantic_core": "pydantic", "triton": "torch"}
 
 
@@ -22,7 +23,9 @@ def normalized(name: str) -> str:
 def test_every_package_that_the_sources_import_is_declared():
     optional = PYPROJECT["project"]["optional-dependencies"]
     declared = {
-        normalized(line) for line in (*PYPROJECT["project"]["dependencies"], *optional["otel"], *optional["redis"])
+        normalized(line)
+        for lines in (PYPROJECT["project"]["dependencies"], *(optional[extra] for extra in EXTRAS))
+        for line in lines
     }
     distributions = packages_distributions()
     undeclared = {

@@ -66,7 +66,7 @@ class ParquetEncoding:
     def encode(self, rows: Sequence[RowMapping]) -> bytes:
         """Return the rows as a Parquet file."""
         if self.schema is None:
-            self.schema = self._schema_of(rows)
+            self.begin(self._file_of(self._schema_of(rows).empty_table()))  # a resumed job finds it in the file
         text_columns = [field.name for field in self.schema if self._arrow.types.is_string(field.type)]
         as_text = [{**row, **{name: _as_text(row.get(name)) for name in text_columns}} for row in rows]
         unknown = sorted({name for row in rows for name in row} - set(self.schema.names))
@@ -78,9 +78,7 @@ class ParquetEncoding:
             raise SinkError(
                 f"rows from {_first_id(rows)} on do not fit the columns of the first part: {error}; write JSONL"
             ) from None
-        output = io.BytesIO()
-        self._parquet.write_table(table, output, compression="zstd")
-        return output.getvalue()
+        return self._file_of(table)
 
     def encode_pending(self, rows: Sequence[RowMapping]) -> bytes:
         """Return the rows as an Arrow stream."""
@@ -100,6 +98,11 @@ class ParquetEncoding:
         self.schema = None
         if first_part is not None:
             self.schema = self._parquet.read_schema(self._arrow.BufferReader(first_part)).remove_metadata()
+
+    def _file_of(self, table: Any) -> bytes:
+        output = io.BytesIO()
+        self._parquet.write_table(table, output, compression="zstd")
+        return output.getvalue()
 
     def _table(self, rows: Sequence[RowMapping]) -> Any:
         names = list(dict.fromkeys(name for row in rows for name in row))

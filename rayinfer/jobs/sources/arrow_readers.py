@@ -82,7 +82,9 @@ class ArrowReader:
             for batch in self._batches(file):
                 if skip < batch.num_rows:
                     taken = batch.slice(skip)
-                    for data in (taken if columns is None else taken.select(list(columns))).to_pylist():
+                    if columns is not None:
+                        taken = taken.select([name for name in columns if name in taken.schema.names])
+                    for data in taken.to_pylist():
                         index += 1
                         yield Record(data, index)
                 skip = max(0, skip - batch.num_rows)

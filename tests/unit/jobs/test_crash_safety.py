@@ -1,18 +1,17 @@
 """A job that loses power at any operation, and is run again, ends with the same bytes."""
 
 import random
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from rayinfer.jobs.interfaces import JobError, Progress
+from rayinfer.jobs.interfaces import JobError
 from rayinfer.jobs.progress.folder import ProgressFolder
 from rayinfer.jobs.sinks.formats import open_sink
 from rayinfer.jobs.sources.formats import open_source
 from rayinfer.jobs.storage.disk import Disk
-from rayinfer.jobs.verify import DESCRIPTION, verify_job
+from rayinfer.jobs.verify import verify_job
 from support.fakes.power_cut_disk import PowerCut, PowerCutDisk
+from support.jobs.copy_job import contents, copy_job
 
 OUTPUTS = ["out.jsonl", "out.jsonl.gz", "parts.jsonl/"]
 
@@ -24,52 +23,13 @@ def input_path(tmp_path):
     return path
 
 
-def run_job(input_path: Path, root: Path, output: str, disk: Disk, before_finalize: Callable[[], None] = lambda: None):
-    """Copy rows, three to a checkpoint and four to a part, in the order of operations that a job's loop keeps."""
-    progress = ProgressFolder(root / "progress", disk)
-    sink = open_sink(f"{root}/{output}", rows_per_part=None if output == "out.jsonl" else 4, disk=disk)
-    if progress.committed() is not None:
-        sink.clean_up()
-        return
-    source = open_source(input_path, scan_store=progress)
-    checkpoint = progress.load()
-    sink.open(checkpoint.sink_offset if checkpoint else None)
-    try:
-        for row in source.rows(checkpoint.position if checkpoint else None):
-            sink.write([{"id": row.id, **row.data}])
-            if row.index % 3 == 2 or row.index == source.num_rows - 1:
-                progress.save(
-                    Progress(
-                        job_digest="d",
-                        rows_finished=row.index + 1,
-                        position=row.end,
-                        sink_offset=sink.flush(),
-                        seed_scheme="s",
-                        fencing_token=1,
-                    )
-                )
-        before_finalize()
-        progress.commit({DESCRIPTION: sink.finalize()})
-        sink.clean_up()
-    finally:
-        sink.close()
-
-
-def contents(root: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(root)): path.read_bytes()
-        for path in root.rglob("*")
-        if path.is_file() and "progress" not in path.parts[len(root.parts) :] and not path.name.endswith(".tmp")
-    }
-
-
 @pytest.fixture
 def undisturbed(input_path, tmp_path):
     def run(output: str) -> tuple[dict[str, bytes], int]:
         root = tmp_path / "undisturbed"
         root.mkdir()
         disk = PowerCutDisk(root)
-        run_job(input_path, root, output, disk)
+        copy_job(input_path, root, output, disk)
         return contents(root), len(disk.operations)
 
     return run
@@ -87,10 +47,10 @@ def test_a_job_cut_at_any_operation_ends_with_the_bytes_of_an_undisturbed_one(
         root.mkdir()
         disk = PowerCutDisk(root, cut_at)
         with pytest.raises(PowerCut):
-            run_job(input_path, root, output, disk)
+            copy_job(input_path, root, output, disk)
         if loses_unsynced:
             disk.lose_unsynced()
-        run_job(input_path, root, output, PowerCutDisk(root))
+        copy_job(input_path, root, output, PowerCutDisk(root))
         assert contents(root) == expected, f"cut at operation {cut_at}: {disk.operations[-1]}"
         assert verify_job(open_source(input_path), f"{root}/{output}", ProgressFolder(root / "progress")).is_right
 
@@ -105,7 +65,7 @@ def test_a_job_cut_again_and_again_ends_with_the_same_bytes(output, input_path, 
         for _ in range(100):
             disk = PowerCutDisk(root, chance.randint(1, num_operations // 2))
             try:
-                run_job(input_path, root, output, disk)
+                copy_job(input_path, root, output, disk)
                 break
             except PowerCut:
                 if chance.random() < 0.5:
@@ -120,12 +80,12 @@ def test_a_torn_checkpoint_gives_way_to_the_one_before(input_path, tmp_path):
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        run_job(input_path, root, "out.jsonl.gz", Disk(), before_finalize=fail)
+        copy_job(input_path, root, "out.jsonl.gz", Disk(), before_finalize=fail)
     checkpoints = sorted((root / "progress").glob("checkpoint-*"))
     assert len(checkpoints) == 2
     checkpoints[-1].write_bytes(checkpoints[-1].read_bytes()[:-7])
     assert ProgressFolder(root / "progress").load().rows_finished == 9
-    run_job(input_path, root, "out.jsonl.gz", Disk())
+    copy_job(input_path, root, "out.jsonl.gz", Disk())
     assert verify_job(open_source(input_path), root / "out.jsonl.gz", ProgressFolder(root / "progress")).is_right
 
 

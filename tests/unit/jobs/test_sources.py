@@ -17,7 +17,8 @@ def rows_of(location, **options):
 
 
 FILES = {
-    "in.jsonl": b'{"id":"a","prompt":"one"}\n\n{"id":"b","prompt":"two"}\n  \nnothing\n[1]\n{"prompt":"no id"}\n{"id":7}',
+    "in.jsonl": b'{"id":"a","prompt":"one"}\n\n{"id":"b","prompt":"two"}\n  \nnothing\n[1]\n'
+    b'{"prompt":"no id"}\n{"id":7}',
     "in.csv": b'id,text\r\na,"two\r\nlines"\r\nb,"quoted "" mark"\r\nc\r\nd,\xff\r\n"e" x,y\r\nf,"last',
     "in.tsv": b"id\ttext\na\tone\n\nb\ttwo\n",
     "in.txt": "erste\n\nzweite ü\r\n".encode() + b"\xff\nlast",
