@@ -5,7 +5,7 @@ from pathlib import Path
 
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, SystemMessage
-from langchain_openai import ChatOpenAI, OpenAI
+from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 
 sys.path.insert(0, str(Path(__file__).parent))
 from checks import run_checks
@@ -53,6 +53,19 @@ def check_a_text_completion(url: str, model: str) -> None:
     text = OpenAI(model=model, base_url=f"{url}/v1", api_key="none", max_tokens=8, temperature=0, max_retries=0)
     assert "Paris" in text.invoke("The capital of France is")
     assert "Paris" in "".join(text.stream("The capital of France is"))
+
+
+def check_embeddings(url: str, model: str) -> None:
+    embedder = OpenAIEmbeddings(
+        model="all-minilm-l6-v2",
+        base_url=f"{url}/v1",
+        api_key="none",
+        max_retries=0,
+        check_embedding_ctx_length=False,  # else it sends the token ids of OpenAI's tokenizer
+    )
+    one, other = embedder.embed_documents(["A man is eating food.", "A man eats something."])
+    assert sum(a * b for a, b in zip(one, other, strict=True)) > 0.8
+    assert max(abs(a - b) for a, b in zip(one, embedder.embed_query("A man is eating food."), strict=True)) < 1e-6
 
 
 async def check_an_async_stream(url: str, model: str) -> None:

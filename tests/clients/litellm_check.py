@@ -44,6 +44,29 @@ def check_a_text_completion(url: str, model: str) -> None:
     assert "Paris" in answer.choices[0].text
 
 
+def check_embeddings(url: str, model: str) -> None:
+    texts = ["A man is eating food.", "A man eats something."]
+    for provider in ("openai", "hosted_vllm"):
+        found = litellm.embedding(
+            model=f"{provider}/all-minilm-l6-v2", input=texts, api_base=f"{url}/v1", api_key="none"
+        )
+        one, other = (each["embedding"] for each in found.data)
+        assert len(one) == 384
+        assert sum(a * b for a, b in zip(one, other, strict=True)) > 0.8
+
+
+def check_a_reranking(url: str, model: str) -> None:
+    documents = ["It rains.", "A man eats something."]
+    found = litellm.rerank(
+        model="hosted_vllm/all-minilm-l6-v2",
+        query="A man is eating food.",
+        documents=documents,
+        api_base=url,
+        api_key="none",
+    )
+    assert [each["index"] for each in found.results] == [1, 0]
+
+
 async def check_an_async_chat(url: str, model: str) -> None:
     answer = await litellm.acompletion(model=f"openai/{model}", messages=QUESTION, **settings(url))
     assert "Paris" in answer.choices[0].message.content

@@ -9,6 +9,7 @@ import openai
 sys.path.insert(0, str(Path(__file__).parent))
 from checks import run_checks
 
+EMBEDDER = "all-minilm-l6-v2"
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
@@ -117,18 +118,31 @@ def check_the_request_id_is_returned(url: str, model: str) -> None:
     assert answer._request_id == "mine-1"
 
 
-def check_embeddings_where_a_model_makes_them(url: str, model: str) -> None:
-    names = [each.id for each in client(url).models.list().data]
-    if (embedder := "all-minilm-l6-v2") not in names:
-        return
+def check_embeddings(url: str, model: str) -> None:
     texts = ["A man is eating food.", "A man eats something."]
     lax = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)  # it asks for base64 and decodes it
-    coded = [each.embedding for each in lax.embeddings.create(model=embedder, input=texts).data]
-    plain = client(url).embeddings.create(model=embedder, input=texts, encoding_format="float").data
-    for one, other in zip(coded, plain, strict=True):
+    coded = [each.embedding for each in lax.embeddings.create(model=EMBEDDER, input=texts).data]
+    plain = client(url).embeddings.create(model=EMBEDDER, input=texts, encoding_format="float")
+    assert plain.usage.prompt_tokens == plain.usage.total_tokens > 0
+    for one, other in zip(coded, plain.data, strict=True):
         assert len(one) == 384
         assert max(abs(a - b) for a, b in zip(one, other.embedding, strict=True)) < 1e-6
     assert sum(a * b for a, b in zip(*coded, strict=True)) > 0.8
+
+
+def check_errors_of_embeddings_are_typed(url: str, model: str) -> None:
+    for expected, settings in (
+        (openai.NotFoundError, {"model": model}),  # it generates
+        (openai.BadRequestError, {"input": "word " * 1000}),
+        (openai.BadRequestError, {"input": ""}),
+        (openai.BadRequestError, {"dimensions": 385}),
+    ):
+        try:
+            client(url).embeddings.create(**({"model": EMBEDDER, "input": "Hi"} | settings), encoding_format="float")
+        except expected as error:
+            assert error.request_id
+        else:
+            raise AssertionError(f"{settings} was accepted")
 
 
 async def check_many_async_streams(url: str, model: str) -> None:

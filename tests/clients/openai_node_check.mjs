@@ -39,6 +39,13 @@ const checks = {
     for await (const _ of stream) { stream.controller.abort(); break; }
     await checks["a chat"]();
   },
+  "embeddings": async () => {
+    const input = ["A man is eating food.", "A man eats something."];
+    const found = await client.embeddings.create({ model: "all-minilm-l6-v2", input });
+    const [one, other] = found.data.map((each) => each.embedding);
+    assert.equal(one.length, 384);
+    assert(one.reduce((sum, each, index) => sum + each * other[index], 0) > 0.8);
+  },
   "errors are typed": async () => {
     await assert.rejects(client.chat.completions.create({ ...settings, model: "unknown" }), OpenAI.NotFoundError);
     await assert.rejects(client.chat.completions.create({ ...settings, temperature: 3 }), (error) =>

@@ -12,6 +12,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 import venv
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ for folder in (ROOT / "tests", ROOT):
 from rayinfer.config import cache_folder  # noqa: E402
 from rayinfer.models.checkpoints.sources import resolve_model  # noqa: E402
 from support.faults.cli_processes import free_port, serving  # noqa: E402
+from support.tiny_models.tiny_encoders import make_tiny_encoder  # noqa: E402
 
 ENVIRONMENTS = ROOT / ".clients"
 MODEL = "smollm2-135m"
@@ -52,8 +54,8 @@ class Client:
         return self.script.endswith(".mjs")
 
 
-SERVICES = {
-    "default": ("all-minilm-l6-v2", "--with-examples"),
+SERVICES = {  # three models are what two cores have room for
+    "default": ("all-minilm-l6-v2", "{folder}/classifier", "--with-examples"),
     "float32": ("--max-model-len", 2048, "--dtype", "float32", "--generation-config", "none"),
 }
 CLIENTS = (
@@ -168,8 +170,13 @@ def running(name: str | None) -> Iterator[dict[str, str]]:
         yield {}
         return
     grpc_port = free_port()
-    with serving(MODEL, *SERVICES[name], "--grpc-port", grpc_port, cache=cache_folder()) as service:
-        service.wait_for_line("ready: ")
+    with contextlib.ExitStack() as stack:
+        tiny = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        make_tiny_encoder(tiny / "classifier", "Bert", "ForSequenceClassification")
+        arguments = [str(each).format(folder=tiny) for each in SERVICES[name]]
+        command = (MODEL, *arguments, "--grpc-port", grpc_port)
+        service = stack.enter_context(serving(*command, cache=cache_folder()))
+        service.wait_for_line("ready: ", LIMIT_S)
         folder = str(resolve_model(MODEL))
         yield {"url": service.url, "model": MODEL, "folder": folder, "grpc": f"127.0.0.1:{grpc_port}"}
 

@@ -26,6 +26,7 @@ DTYPES = [
     *(np.float16, np.float32, np.float64, ml_dtypes.bfloat16, np.object_),
 ]
 PROMPT = "Once upon a time"
+MODEL, EMBEDDER = "smollm2-135m", "all-minilm-l6-v2"
 
 
 def example(dtype: Any) -> Any:
@@ -65,19 +66,25 @@ def text_input(module: Any, text: str = PROMPT) -> list[Any]:
     return [tensor]
 
 
+def embedder_input(module: Any) -> list[Any]:
+    tensor = module.InferInput("text", [2], "BYTES")
+    tensor.set_data_from_numpy(np.array([b"A man is eating food.", b"A man eats something."], dtype=np.object_))
+    return [tensor]
+
+
 def check_sums(result: Any) -> None:
     assert_equal(result.as_numpy("OUTPUT0"), ROWS + ONES)
     assert_equal(result.as_numpy("OUTPUT1"), ROWS - ONES)
 
 
-def check_server(client: Any, module: Any, language_model: str) -> None:
+def check_server(client: Any, module: Any) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("simple")
     assert client.is_model_ready("simple", "1")
     assert not client.is_model_ready("simple", "2")
     assert not client.is_model_ready("none")
-    assert client.is_model_ready(language_model)
+    assert client.is_model_ready(MODEL)
     options = {"as_json": True} if module is grpc_client else {}
     assert "classification" in client.get_server_metadata(**options)["extensions"]
     metadata = client.get_model_metadata("simple", **options)
@@ -85,7 +92,7 @@ def check_server(client: Any, module: Any, language_model: str) -> None:
     config = client.get_model_config("simple", **options)
     config = config.get("config", config)
     assert config["input"][0]["data_type"] == "TYPE_INT32"
-    assert client.get_model_metadata(language_model, **options)["inputs"][0]["name"] == "text_input"
+    assert client.get_model_metadata(MODEL, **options)["inputs"][0]["name"] == "text_input"
     assert client.get_trace_settings(**options)
     assert client.get_log_settings(**options)
     assert_raises(lambda: client.update_log_settings({"log_info": False}), "read-only")
@@ -96,18 +103,18 @@ def check_server(client: Any, module: Any, language_model: str) -> None:
     assert_raises(lambda: client.get_model_metadata("none"), "does not exist")
 
 
-def check_repository(client: Any, module: Any, language_model: str) -> None:
+def check_repository(client: Any, module: Any) -> None:
     options = {"as_json": True} if module is grpc_client else {}
     index = client.get_model_repository_index(**options)
     entries = index["models"] if module is grpc_client else index
-    assert {"simple", "identity", language_model} <= {each["name"] for each in entries}
+    assert {"simple", "identity", MODEL} <= {each["name"] for each in entries}
     client.unload_model("simple")
     assert not client.is_model_ready("simple")
     assert_raises(lambda: client.infer("simple", inputs_of(module)), "not ready")
     client.load_model("simple")
     assert client.is_model_ready("simple")
     assert_raises(lambda: client.load_model("none"), "does not exist")
-    assert_raises(lambda: client.unload_model(language_model), "operator")
+    assert_raises(lambda: client.unload_model(MODEL), "operator")
     assert_raises(lambda: client.load_model("simple", config="{}"), "not supported")
 
 
@@ -144,34 +151,37 @@ def check_infer(client: Any, module: Any) -> None:
     assert_raises(lambda: client.infer("simple", inputs_of(module), sequence_id=5, sequence_start=True), "sequence_id")
 
 
-def check_predictor(client: Any, module: Any, name: str = "all-minilm-l6-v2") -> None:
-    """Embed texts, where the service has the model; a service without it has nothing to check."""
-    if not client.is_model_ready(name):
-        return
-    texts = np.array([b"A man is eating food.", b"A man eats something."], dtype=np.object_)
-    tensor = module.InferInput("text", [2], "BYTES")
-    tensor.set_data_from_numpy(texts)
-    vectors = client.infer(name, [tensor]).as_numpy("embedding")
+def check_predictors(client: Any, module: Any) -> None:
+    """Embed texts and classify one."""
+    options = {"as_json": True} if module is grpc_client else {}
+    [output] = client.get_model_metadata(EMBEDDER, **options)["outputs"]
+    assert (output["name"], [int(size) for size in output["shape"]]) == ("embedding", [-1, 384])
+    vectors = client.infer(EMBEDDER, embedder_input(module)).as_numpy("embedding")
     assert vectors.shape == (2, 384)
     assert float(vectors[0] @ vectors[1]) > 0.8
-    assert_raises(lambda: client.infer(name, text_input(module)), "no input")
+    assert_raises(lambda: client.infer(EMBEDDER, text_input(module)), "no input")
+    text = module.InferInput("text", [1], "BYTES")
+    text.set_data_from_numpy(np.array([b"Anna lives in Paris."], dtype=np.object_))
+    result = client.infer("classifier", [text])
+    assert result.as_numpy("probabilities").shape == (1, 3)
+    best = module.InferRequestedOutput("probabilities", class_count=1)
+    [[named]] = client.infer("classifier", [text], outputs=[best]).as_numpy("probabilities")
+    assert bytes(named).endswith(bytes(result.as_numpy("label")[0]))
 
 
-def check_language_model(client: Any, module: Any, name: str) -> None:
-    result = client.infer(name, text_input(module), parameters={"max_tokens": 4, "temperature": 0.0})
+def check_language_model(client: Any, module: Any) -> None:
+    result = client.infer(MODEL, text_input(module), parameters={"max_tokens": 4, "temperature": 0.0})
     [text] = result.as_numpy("text_output")
     assert text
-    assert_raises(lambda: client.infer(name, text_input(module), parameters={"nonsense": 1}), "not supported")
+    assert_raises(lambda: client.infer(MODEL, text_input(module), parameters={"nonsense": 1}), "not supported")
 
 
-def check_http(url: str) -> str:
+def check_http(url: str) -> None:
     client = http_client.InferenceServerClient(url, concurrency=4, network_timeout=120, connection_timeout=120)
-    names = [each["name"] for each in client.get_model_repository_index()]
-    language_model = next(name for name in names if name not in ("simple", "identity", "all-minilm-l6-v2"))
-    check_server(client, http_client, language_model)
-    check_repository(client, http_client, language_model)
+    check_server(client, http_client)
+    check_repository(client, http_client)
     check_infer(client, http_client)
-    check_predictor(client, http_client)
+    check_predictors(client, http_client)
     for binary in (False, True):
         outputs = [http_client.InferRequestedOutput(name, binary_data=binary) for name in ("OUTPUT0", "OUTPUT1")]
         check_sums(client.infer("simple", inputs_of(http_client, binary=not binary), outputs=outputs))
@@ -189,21 +199,20 @@ def check_http(url: str) -> str:
     for each in pending:
         check_sums(each.get_result())
     check_statistics(client, http_client)
-    check_language_model(client, http_client, language_model)
+    check_language_model(client, http_client)
     client.close()
-    return language_model
 
 
-def check_grpc(url: str, language_model: str) -> None:
+def check_grpc(url: str) -> None:
     client = grpc_client.InferenceServerClient(url)
-    check_server(client, grpc_client, language_model)
-    check_repository(client, grpc_client, language_model)
+    check_server(client, grpc_client)
+    check_repository(client, grpc_client)
     check_infer(client, grpc_client)
-    check_predictor(client, grpc_client)
+    check_predictors(client, grpc_client)
     for algorithm in ("gzip", "deflate"):
         check_sums(client.infer("simple", inputs_of(grpc_client), compression_algorithm=algorithm))
     check_statistics(client, grpc_client)
-    check_language_model(client, grpc_client, language_model)
+    check_language_model(client, grpc_client)
     done: queue.Queue[Any] = queue.Queue()
     for _ in range(4):
         client.async_infer("simple", inputs_of(grpc_client), callback=lambda result, error: done.put((result, error)))
@@ -211,11 +220,11 @@ def check_grpc(url: str, language_model: str) -> None:
         result, error = done.get(timeout=60)
         assert error is None, error
         check_sums(result)
-    check_grpc_stream(client, language_model)
+    check_grpc_stream(client)
     client.close()
 
 
-def check_grpc_stream(client: Any, language_model: str) -> None:
+def check_grpc_stream(client: Any) -> None:
     responses: queue.Queue[Any] = queue.Queue()
     client.start_stream(callback=lambda result, error: responses.put((result, error)))
     client.async_stream_infer("simple", inputs_of(grpc_client), request_id="1")
@@ -227,7 +236,7 @@ def check_grpc_stream(client: Any, language_model: str) -> None:
     assert result is None
     assert "does not exist" in str(error)
     client.async_stream_infer(
-        language_model,
+        MODEL,
         text_input(grpc_client),
         request_id="2",
         enable_empty_final_response=True,
@@ -244,11 +253,11 @@ def check_grpc_stream(client: Any, language_model: str) -> None:
             break
         texts += [bytes(each).decode() for each in result.as_numpy("text_output")]
     client.stop_stream()
-    whole = client.infer(language_model, text_input(grpc_client), parameters={"max_tokens": 6, "temperature": 0.0})
+    whole = client.infer(MODEL, text_input(grpc_client), parameters={"max_tokens": 6, "temperature": 0.0})
     assert "".join(texts) == bytes(whole.as_numpy("text_output")[0]).decode(), texts
 
 
-async def check_aio(url: str, grpc_url: str, language_model: str) -> None:
+async def check_aio(url: str, grpc_url: str) -> None:
     async with http_aio_client.InferenceServerClient(url) as client:
         assert await client.is_server_ready()
         assert not await client.is_model_ready("none")
@@ -265,6 +274,7 @@ async def check_aio(url: str, grpc_url: str, language_model: str) -> None:
         await client.unload_model("simple")
         assert not await client.is_model_ready("simple")
         await client.load_model("simple")
+        assert (await client.infer(EMBEDDER, embedder_input(http_aio_client))).as_numpy("embedding").shape == (2, 384)
         results = await asyncio.gather(*(client.infer("simple", inputs_of(http_aio_client)) for _ in range(8)))
         for each in results:
             check_sums(each)
@@ -272,11 +282,12 @@ async def check_aio(url: str, grpc_url: str, language_model: str) -> None:
         assert await client.is_server_live()
         assert await client.is_model_ready("simple")
         check_sums(await client.infer("simple", inputs_of(grpc_client)))
+        assert (await client.infer(EMBEDDER, embedder_input(grpc_client))).as_numpy("embedding").shape == (2, 384)
 
         async def requests() -> Any:
             for number in range(3):
                 yield {
-                    "model_name": language_model,
+                    "model_name": MODEL,
                     "inputs": text_input(grpc_client),
                     "request_id": str(number),
                     "parameters": {"max_tokens": 4, "temperature": 0.0},
@@ -292,11 +303,11 @@ async def check_aio(url: str, grpc_url: str, language_model: str) -> None:
 
 def main() -> None:
     url, grpc_url = sys.argv[1].removeprefix("http://").rstrip("/"), sys.argv[2]
-    language_model = check_http(url)
+    check_http(url)
     print("passed: tritonclient.http")
-    check_grpc(grpc_url, language_model)
+    check_grpc(grpc_url)
     print("passed: tritonclient.grpc")
-    asyncio.run(check_aio(url, grpc_url, language_model))
+    asyncio.run(check_aio(url, grpc_url))
     print("passed: tritonclient.http.aio and tritonclient.grpc.aio")
 
 

@@ -20,7 +20,8 @@ def runnable_isas() -> list[str]:
     native = settings_for("native").features()
     if not any(name.startswith("__SSE") for name in native):
         return ["native"]
-    return ["native", *(isa for isa in ("avx512", "avx2", "portable") if settings_for(isa).features() <= native)]
+    others = ("avx512", "avx2-vnni", "avx2", "portable")
+    return ["native", *(isa for isa in others if settings_for(isa).features() <= native)]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

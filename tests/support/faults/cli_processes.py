@@ -65,9 +65,9 @@ class ServeCommand:
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
-    def wait_for_line(self, part: str) -> str:
+    def wait_for_line(self, part: str, within_s: float = START_S) -> str:
         """Read on until a line holds `part`; raises AssertionError with all that was written when none comes."""
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + within_s
         with contextlib.suppress(queue.Empty):
             while (line := self._unread.get(timeout=deadline - time.monotonic())) is not None:
                 self.lines.append(line)
