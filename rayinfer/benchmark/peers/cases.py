@@ -14,7 +14,7 @@ STREAM_LEN = 128  # tokens in, and out
 PREFILL_LEN = 512
 SHORT_REPEATS = 3  # of cases that take fractions of a second, within one round
 
-HTTP_REQUESTS = {1: 8, 8: 48, 32: 128}  # by the number of closed-loop streams
+HTTP_REQUESTS = {1: 8, 8: 48, 32: 128}  # by the number of closed-loop streams, beside BATCH_REQUESTS in the batch
 HTTP_INPUT_LEN, HTTP_OUTPUT_LEN = 128, 64
 
 LLAMA_BENCH_OPTIONS = {
@@ -24,7 +24,7 @@ LLAMA_BENCH_OPTIONS = {
 
 Figures = dict[str, float]  # by the names of FIGURES
 FIGURES: dict[str, tuple[str, str]] = {  # title and unit
-    "batch": ("64 requests", "output tok/s"),
+    "batch": (f"{BATCH_REQUESTS} requests", "output tok/s"),
     "stream": ("one stream, decode", "tok/s"),
     "stream_with_prefill": ("one stream with its prefill", "tok/s"),
     "prefill": ("prefill of 512 tokens", "tok/s"),
@@ -40,10 +40,15 @@ LESS_IS_BETTER = frozenset(name for name, (_, unit) in FIGURES.items() if unit i
 Timer = Callable[[Workload], float]  # runs a workload and returns its seconds
 
 
-def measure_engine(case: str, seconds_for: Timer, vocab_size: int) -> Figures:
-    """Run one of ENGINE_CASES on any engine."""
+def http_requests(num_requests: int) -> dict[int, int]:
+    """Return the number of requests by that of streams, in proportion to the batch's; every stream has one."""
+    return {streams: max(streams, number * num_requests // BATCH_REQUESTS) for streams, number in HTTP_REQUESTS.items()}
+
+
+def measure_engine(case: str, seconds_for: Timer, vocab_size: int, num_requests: int = BATCH_REQUESTS) -> Figures:
+    """Run one of ENGINE_CASES on any engine, the batch with `num_requests`."""
     if case == BATCH:
-        workload = offline_workload(BATCH_REQUESTS, vocab_size=vocab_size)
+        workload = offline_workload(num_requests, vocab_size=vocab_size)
         return {"batch": workload.num_output_tokens / seconds_for(workload)}
     if case == STREAM:
         first, whole = (_median_seconds(seconds_for, STREAM_LEN, length, vocab_size) for length in (1, STREAM_LEN))

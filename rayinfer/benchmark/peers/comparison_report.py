@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from rayinfer.benchmark.peers.cases import CASES, ENGINE_CASES, FIGURES, HTTP, LESS_IS_BETTER, START
+from rayinfer.benchmark.peers.cases import BATCH, CASES, ENGINE_CASES, FIGURES, HTTP, LESS_IS_BETTER, START
+from rayinfer.benchmark.peers.extremes import write_extremes
 from rayinfer.benchmark.peers.results import CaseResults, Ratio, medians_of, ratios_of, read_results, write_results
 from rayinfer.benchmark.peers.systems import OWN
 from rayinfer.benchmark.report import Table, format_figure, write_markdown
@@ -31,12 +32,15 @@ Results = Mapping[str, CaseResults]
 
 
 class ComparisonReport:
-    """Files of one model's comparison; cases that are not measured anew stay as they were."""
+    """Files of one model's comparison on one machine; cases that are not measured anew stay as they were.
 
-    def __init__(self, model: str, folder: Path) -> None:
-        self._model = model
+    `machine` is the kind of processor, and the kernel path that all systems were kept to.
+    """
+
+    def __init__(self, model: str, machine: str, folder: Path) -> None:
+        self._model, self._machine, self._folder = model, machine, folder
         self.json_file, self.markdown_file, self.svg_file = (
-            folder / f"peers-{model}.{suffix}" for suffix in ("json", "md", "svg")
+            folder / f"peers-{model}-{machine}.{suffix}" for suffix in ("json", "md", "svg")
         )
         self.results = read_results(self.json_file)
 
@@ -45,9 +49,10 @@ class ComparisonReport:
         found = self.results | {result.case: result for result in results}
         self.results = {case: found[case] for case in CASES if case in found}
         write_results(self.results, self.json_file)
-        title = f"{OWN} and its peers: {self._model}"
+        title = f"{OWN} and its peers: {self._model} on {self._machine}"
         write_markdown(self.markdown_file, title, tables(self.results), METHOD, *notes(self.results))
         self.svg_file.write_text(svg(title, self.results))
+        write_extremes(self._model, self._folder)
 
 
 def tables(results: Results) -> list[Table]:
@@ -57,7 +62,7 @@ def tables(results: Results) -> list[Table]:
         if chosen := {case: results[case] for case in cases if case in results}:
             found.append(_figures(title, chosen))
     if ratios := ratios_of(results):
-        found.append(_ratio_table(ratios))
+        found.append(_ratio_table(ratios, results))
     conditions = [
         (
             case,
@@ -85,6 +90,11 @@ def notes(results: Results) -> list[str]:
     ]
     for result in results.values():
         lines += [f"{label} was not measured: {reason}" for label, reason in result.missing.items()]
+    lines += [
+        f"{label} multiplied with {outcome.instructions}" for _, label, outcome in outcomes if outcome.instructions
+    ]
+    for result in results.values():
+        lines += [f"Not finished: {line}" for line in result.missing_runs()]
     lines += [f"{label} failed at {case}: {outcome.failure}" for case, label, outcome in outcomes if outcome.failure]
     return ["\n".join(f"- {line}" for line in dict.fromkeys(lines))] if lines else []
 
@@ -93,11 +103,16 @@ def _figures(title: str, results: Results) -> Table:
     medians = {figure: {each.label: each.value for each in medians_of(results, figure)} for figure in FIGURES}
     measured = {figure: values for figure, values in medians.items() if values}
     labels = dict.fromkeys(label for result in results.values() for label in result.outcomes)
-    heads = ["", *(", ".join(FIGURES[figure]) for figure in measured)]
+    heads = ["", *(f"{figure_title(figure, results)}, {FIGURES[figure][1]}" for figure in measured)]
     return Table(title, heads, [(label, *(each.get(label) for each in measured.values())) for label in labels])
 
 
-def _ratio_table(ratios: list[Ratio]) -> Table:
+def figure_title(figure: str, results: Results) -> str:
+    """Return the title of a figure, with the number of requests that these results have."""
+    return f"{results[BATCH].num_requests} requests" if figure == BATCH else FIGURES[figure][0]
+
+
+def _ratio_table(ratios: list[Ratio], results: Results) -> Table:
     """Return a row per figure and mode of ours; the strongest peer stands in bold."""
     peers = list(dict.fromkeys(ratio.peer_label for ratio in ratios))
     groups: dict[tuple[str, str], dict[str, float]] = {}
@@ -108,7 +123,7 @@ def _ratio_table(ratios: list[Ratio]) -> Table:
         strongest = min(better_by, key=better_by.__getitem__)
         cells = {peer: f"{value:.2f}x" for peer, value in better_by.items()}
         cells[strongest] = f"**{cells[strongest]}**"
-        rows.append((FIGURES[figure][0], own_label, *map(cells.get, peers)))
+        rows.append((figure_title(figure, results), own_label, *map(cells.get, peers)))
     return Table("Ratios", ["", "ours", *(f"over {peer}" for peer in peers)], rows)
 
 
@@ -135,7 +150,7 @@ def svg(title: str, results: Results) -> str:
 
 def _draw_panel(drawing: Drawing, results: Results, figure: str, left: int, top: int) -> int:
     """Draw one panel and return its height."""
-    title, unit = FIGURES[figure]
+    title, unit = figure_title(figure, results), FIGURES[figure][1]
     is_less_better = figure in LESS_IS_BETTER
     medians = sorted(medians_of(results, figure), key=lambda each: each.value, reverse=not is_less_better)
     drawing.text(left, top + 14, title, "title")

@@ -56,6 +56,8 @@ def open_openvino(settings: dict[str, Any]) -> Generate:
     scheduler.dynamic_split_fuse = True
     scheduler.enable_prefix_caching = False
     properties = {"INFERENCE_PRECISION_HINT": settings["precision"], "INFERENCE_NUM_THREADS": settings["num_threads"]}
+    if not settings["has_dynamic_quantization"]:
+        properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0
     pipeline = openvino_genai.ContinuousBatchingPipeline(settings["model"], scheduler, "CPU", properties)
 
     def generate(prompts: list[list[int]], lengths: list[int]) -> list[int]:
@@ -69,20 +71,43 @@ def open_openvino(settings: dict[str, Any]) -> Generate:
     return generate
 
 
+def openvino_instructions(settings: dict[str, Any]) -> str:
+    """Return the kernels of OpenVINO's matrix products, which name their instructions, from a profile of one prompt."""
+    import numpy as np
+    import openvino
+
+    properties = {"INFERENCE_PRECISION_HINT": settings["precision"], "PERF_COUNT": True}
+    if not settings["has_dynamic_quantization"]:
+        properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0
+    compiled = openvino.Core().compile_model(f"{settings['model']}/openvino_model.xml", "CPU", properties)
+    tokens = np.ones((1, 16), np.int64)
+    inputs = {"input_ids": tokens, "attention_mask": tokens, "position_ids": tokens.cumsum(1) - 1}
+    request = compiled.create_infer_request()
+    request.infer({**inputs, "beam_idx": np.zeros(1, np.int32)})
+    profile = request.get_profiling_info()
+    return " ".join(sorted({node.exec_type for node in profile if node.node_type.startswith("FullyConnected")}))
+
+
+INSTRUCTIONS = {"openvino": openvino_instructions}
 ENGINES = {"rayinfer": open_rayinfer, "vllm": open_vllm, "openvino": open_openvino}
 
 
-def serve(open_engine: Callable[[dict[str, Any]], Generate], settings: dict[str, Any]) -> None:
-    """Open the engine, report it, and run workloads until the input ends."""
+def serve(
+    open_engine: Callable[[dict[str, Any]], Generate],
+    settings: dict[str, Any],
+    find_instructions: Callable[[dict[str, Any]], str] = lambda settings: "",
+) -> None:
+    """Open the engine, report it with its instructions, and run workloads until the input ends."""
     # Engines and the processes that they start may print: all of that goes to standard error.
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
+        instructions = find_instructions(settings)
         generate = open_engine(settings)
     except Exception as error:
         _send(replies, error=_one_line(error))
         raise
-    _send(replies, ready=True)
+    _send(replies, ready=True, instructions=instructions)
     for line in sys.stdin:
         workload = json.loads(line)
         try:
@@ -103,4 +128,4 @@ def _one_line(error: Exception) -> str:
 
 
 if __name__ == "__main__":  # an engine may start processes that import this file again
-    serve(ENGINES[sys.argv[1]], json.loads(sys.argv[2]))
+    serve(ENGINES[sys.argv[1]], json.loads(sys.argv[2]), *filter(None, [INSTRUCTIONS.get(sys.argv[1])]))

@@ -20,11 +20,12 @@ from typing import Any, Protocol
 from rayinfer.benchmark.load.load_client import LoadPlan, ServingReport, run_load
 from rayinfer.benchmark.load.workloads import Workload
 from rayinfer.benchmark.peers.cases import (
+    BATCH_REQUESTS,
     HTTP_INPUT_LEN,
     HTTP_OUTPUT_LEN,
-    HTTP_REQUESTS,
     LLAMA_BENCH_OPTIONS,
     Figures,
+    http_requests,
     measure_engine,
     warm_up_workload,
 )
@@ -43,8 +44,10 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 class MeasuredEngine(Protocol):
     """Engine that is open and can be measured again and again."""
 
-    def measure(self, case: str) -> Figures:
-        """Run the case once; raises RayinferError."""
+    instructions: str  # those of its matrix products, as it reports them
+
+    def measure(self, case: str, num_requests: int = BATCH_REQUESTS) -> Figures:
+        """Run the case once, a batch with `num_requests`; raises RayinferError."""
         ...
 
 
@@ -67,15 +70,15 @@ class EngineProcess:
         self._process, self._log, self._vocab_size, self._timeout_s = process, log, vocab_size, timeout_s
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
-        self._receive()
+        self.instructions = str(self._receive().get("instructions", ""))
         self._seconds_for(warm_up_workload(vocab_size))
         self._pause()
 
-    def measure(self, case: str) -> Figures:
+    def measure(self, case: str, num_requests: int = BATCH_REQUESTS) -> Figures:
         """Run the case once; raises RayinferError when it fails, takes too long or returns wrong lengths."""
         os.killpg(self._process.pid, signal.SIGCONT)
         try:
-            return measure_engine(case, self._seconds_for, self._vocab_size)
+            return measure_engine(case, self._seconds_for, self._vocab_size, num_requests)
         finally:
             self._pause()
 
@@ -117,13 +120,15 @@ class EngineProcess:
 
 
 class LlamaBench:
-    """llama.cpp's own benchmark program, started anew for each round."""
+    """llama.cpp's own benchmark program, started anew for each round; its instructions are those of its build."""
+
+    instructions = ""
 
     def __init__(self, command: Sequence[str], log: Path, timeout_s: float) -> None:
         self._command, self._log, self._timeout_s = command, log, timeout_s
 
-    def measure(self, case: str) -> Figures:
-        """Run the case once; raises RayinferError."""
+    def measure(self, case: str, num_requests: int = BATCH_REQUESTS) -> Figures:
+        """Run the case, which is no batch, once; raises RayinferError."""
         command = [*self._command, *LLAMA_BENCH_OPTIONS[case]]
         try:
             with self._log.open("a") as log:
@@ -163,10 +168,13 @@ def running_server(system: SystemUnderTest, log: Path, timeout_s: float = READY_
         yield RunningServer(base_url=base_url, ready_s=time.perf_counter() - started)
 
 
-def measure_server(server: RunningServer, model: str, vocab_size: int) -> Figures:
-    """Load the server with 1, 8 and 32 streams; raises RayinferError when a request fails."""
+def measure_server(server: RunningServer, model: str, vocab_size: int, num_requests: int = BATCH_REQUESTS) -> Figures:
+    """Load the server with 1, 8 and 32 streams; raises RayinferError when a request fails.
+
+    Loads are as long as belongs to a batch of `num_requests`.
+    """
     figures: Figures = {}
-    for streams, num_requests in HTTP_REQUESTS.items():
+    for streams, num_loads in http_requests(num_requests).items():
 
         def load(num_requests: int, output_len: int, seed: int, streams: int = streams) -> ServingReport:
             plan = LoadPlan(
@@ -184,7 +192,7 @@ def measure_server(server: RunningServer, model: str, vocab_size: int) -> Figure
 
         # Every load has prompts of its own, so that no server can have them in a cache.
         load(streams, WARM_UP_OUTPUT_LEN, 1000 + streams)
-        report = load(num_requests, HTTP_OUTPUT_LEN, streams)
+        report = load(num_loads, HTTP_OUTPUT_LEN, streams)
         assert report.ttft is not None
         figures[f"http_{streams}"] = report.out_tok_s
         figures[f"ttft_p50_{streams}"], figures[f"ttft_p99_{streams}"] = report.ttft.p50, report.ttft.p99

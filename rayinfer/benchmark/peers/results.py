@@ -1,4 +1,4 @@
-"""Results of a comparison, saved case by case, so that a long one can be run in parts."""
+"""Results of a comparison, saved run by run, so that a long one can be run in parts and resumed."""
 
 import json
 import statistics
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rayinfer.benchmark.peers.cases import FIGURES, LESS_IS_BETTER, Figures
+from rayinfer.benchmark.peers.cases import BATCH_REQUESTS, FIGURES, LESS_IS_BETTER, Figures
 from rayinfer.benchmark.peers.systems import OWN, SystemUnderTest
 
 
@@ -20,6 +20,12 @@ class Outcome:
     runs: dict[str, list[float]] = field(default_factory=dict)
     failure: str | None = None  # why there are no more runs
     concession: str | None = None  # why `allow_inaccurate_quantization` was set
+    instructions: str = ""  # of its matrix products, as it reports them
+
+    @property
+    def num_runs(self) -> int:
+        """Return the number of runs that have succeeded."""
+        return max(map(len, self.runs.values()), default=0)
 
     def median(self, figure: str) -> float | None:
         """Return the median of a figure's runs; None without a run."""
@@ -36,6 +42,10 @@ class CaseResults:
     environment: dict[str, Any]
     cpu_flags: list[str]
     rounds: int
+    model: str = ""
+    processor: str = ""  # kind of processor; empty in older files
+    num_requests: int = BATCH_REQUESTS
+    configuration: str = ""  # digest of all that runs must have in common
     kernels: str = "native"  # kernel path that every system was kept to; native: no limit
     memory_read_gb_s: list[float] = field(default_factory=list)  # measured before each round
     outcomes: dict[str, Outcome] = field(default_factory=dict)  # by the system's label
@@ -45,6 +55,25 @@ class CaseResults:
         """Return the system's outcome, adding one where there is none yet."""
         new = Outcome(weight_bits=system.weight_bits, version=system.version, concession=system.concession)
         return self.outcomes.setdefault(system.label, new)
+
+    def needs(self, system: SystemUnderTest, number: int) -> bool:
+        """Return whether the system has neither failed nor run in a round, counted from 0."""
+        outcome = self.outcome_of(system)
+        return outcome.failure is None and outcome.num_runs <= number
+
+    def resume(self, new: "CaseResults") -> None:
+        """Go on towards the rounds of `new`; systems that failed are tried again."""
+        self.rounds, self.missing = max(self.rounds, new.rounds), new.missing
+        for outcome in self.outcomes.values():
+            outcome.failure = None
+
+    def missing_runs(self) -> list[str]:
+        """Say which systems have fewer runs than rounds, without having failed."""
+        return [
+            f"{self.case}: {label} has {outcome.num_runs} of {self.rounds} runs"
+            for label, outcome in self.outcomes.items()
+            if outcome.failure is None and outcome.num_runs < self.rounds
+        ]
 
     def add(self, system: SystemUnderTest, figures: Figures) -> None:
         """Record one run."""

@@ -39,6 +39,8 @@ INSTRUCTION_LIMITS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     }
 )
 
+PATHS_WITHOUT_VNNI = frozenset({"portable", "avx2", "avx512"})
+
 # By mode: bits of a weight, and EngineConfig's fields.
 OWN_MODES: Mapping[str, tuple[int, Mapping[str, str]]] = MappingProxyType(
     {
@@ -85,6 +87,7 @@ class Setup:
     peers_folder: Path
     cpus: tuple[int, ...]  # of every system
     cpu_flags: frozenset[str]
+    processor: str  # kind of processor, which names the report
     kernels: str = "native"  # kernel path that every system is kept to; native: no limit
     programs: Mapping[str, Path] = field(default_factory=dict)  # by peer, if not in the peers' folder
 
@@ -196,7 +199,15 @@ def _openvino(setup: Setup, mode: str) -> SystemUnderTest:
     # Without bfloat16 products OpenVINO is faster in float32, its own default there.
     has_bf16 = setup.kernels in ("native", "avx512-bf16") and {"avx512_bf16", "amx_bf16"} & setup.cpu_flags
     precision = "bf16" if has_bf16 else "f32"
-    settings = json.dumps({"model": str(model), "num_threads": len(setup.cpus), "precision": precision})
+    settings = json.dumps(
+        {
+            "model": str(model),
+            "num_threads": len(setup.cpus),
+            "precision": precision,
+            # It rounds rows to bytes if the processor has VNNI, whatever limit is set, and oneDNN then fails.
+            "has_dynamic_quantization": setup.kernels not in PATHS_WITHOUT_VNNI,
+        }
+    )
     command = setup.command(python, WORKER, OPENVINO, settings)
     return SystemUnderTest(name=OPENVINO, mode=mode, weight_bits=bits, version=found, engine_command=command)
 

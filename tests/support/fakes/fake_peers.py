@@ -53,6 +53,7 @@ def make_setup(folder: Path, model: str = "models/tiny", **programs: Path) -> Se
         peers_folder=folder,
         cpus=(0,),
         cpu_flags=frozenset(),
+        processor="someproc",
         programs=programs,
     )
 

@@ -1,7 +1,7 @@
 """Benchmarks of the engine: throughput, scheduler, parallelism, GPU, and peers."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -24,6 +24,9 @@ from rayinfer_deployments.cli.bench.shared_options import (
 )
 from rayinfer_deployments.cli.config_options import with_engine_options
 from rayinfer_deployments.cli.failures import interrupt_on_signals
+
+if TYPE_CHECKING:
+    from rayinfer.benchmark.peers.systems import Setup
 
 ALL_CASES = "batch,stream,prefill,http,start"
 ALL_MODES = "bfloat16,int8-dynamic,int8-dynamic+int8-kv,int8,int4"
@@ -178,6 +181,13 @@ def peers(
     work: Annotated[str, typer.Option(help="cases, with commas between")] = ALL_CASES,
     mode: Annotated[str, typer.Option(help="our own modes, with commas between")] = ALL_MODES,
     rounds: Annotated[int, typer.Option(min=1, help="runs of every system; medians count")] = 3,
+    requests: Annotated[
+        int, typer.Option(min=1, help="requests in the batch; loads over HTTP change in proportion")
+    ] = 64,
+    time_budget: Annotated[
+        float | None, typer.Option(help="minutes after which no run begins; the same command goes on later")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="measure everything again, finished runs too")] = False,
     peers_folder: Annotated[
         Path | None, typer.Option(help="where peers and converted models are (default: peers in the cache folder)")
     ] = None,
@@ -193,29 +203,27 @@ def peers(
     kernels: Kernels = "auto",
     output: Output = RESULTS,
 ) -> None:
-    """Compare with vLLM, OpenVINO and llama.cpp on the same cores; writes JSON, Markdown and SVG after each case."""
+    """Compare with vLLM, OpenVINO and llama.cpp on the same cores; writes JSON, Markdown and SVG after each run.
+
+    Runs of the same configuration that were written before are kept, and the missing ones are made.
+    """
     interrupt_on_signals()  # paused engines have to be killed
-    from rayinfer.benchmark.load.workloads import DEFAULT_VOCAB_SIZE
     from rayinfer.benchmark.peers import comparison
-    from rayinfer.benchmark.peers.machine import cpu_flags, usable_cpus
-    from rayinfer.benchmark.peers.systems import Setup, find_systems
-    from rayinfer.models.checkpoints.sources import resolve_model
-    from rayinfer.models.model_config import read_model_config
+    from rayinfer.benchmark.peers.systems import find_systems
 
     cases, command = tuple(split_names(work)), typed_command()
-    plan = comparison.Plan(cases=cases, rounds=rounds, command=command, results_folder=output)
-    programs = {"vllm": vllm_python, "openvino": openvino_python, "llama.cpp": llama_bench}
-    folder = resolve_model(model)
-    setup = Setup(
-        model=model,
-        model_folder=folder,
-        vocab_size=min(DEFAULT_VOCAB_SIZE, read_model_config(folder).vocab_size),
-        peers_folder=peers_folder or cache_folder() / "peers",
-        cpus=usable_cpus(),
-        cpu_flags=cpu_flags(),
-        kernels=checked_kernel_path(kernels),
-        programs={peer: program for peer, program in programs.items() if program is not None},
+    plan = comparison.Plan(
+        cases=cases,
+        rounds=rounds,
+        command=command,
+        results_folder=output,
+        num_requests=requests,
+        time_budget_s=None if time_budget is None else 60 * time_budget,
+        is_fresh=fresh,
     )
+    programs = {"vllm": vllm_python, "openvino": openvino_python, "llama.cpp": llama_bench}
+    found = {peer: program for peer, program in programs.items() if program is not None}
+    setup = _peers_setup(model, peers_folder or cache_folder() / "peers", kernels, found)
     with progress_log(keeps_lines=True) as log:
         report = comparison.run_comparison(find_systems(setup, split_names(mode)), setup, plan, log)
     typer.echo(report.markdown_file.read_text())
@@ -232,3 +240,24 @@ def jobs(
     from rayinfer.benchmark.offline.job_loop import measure_job_loop
 
     show(measure_job_loop(num_rows), json_file)
+
+
+def _peers_setup(model: str, peers_folder: Path, kernels: str, programs: dict[str, Path]) -> "Setup":
+    from rayinfer.benchmark.load.workloads import DEFAULT_VOCAB_SIZE
+    from rayinfer.benchmark.peers.machine import cpu_flags, processor_kind, usable_cpus
+    from rayinfer.benchmark.peers.systems import Setup
+    from rayinfer.models.checkpoints.sources import resolve_model
+    from rayinfer.models.model_config import read_model_config
+
+    folder = resolve_model(model)
+    return Setup(
+        model=model,
+        model_folder=folder,
+        vocab_size=min(DEFAULT_VOCAB_SIZE, read_model_config(folder).vocab_size),
+        peers_folder=peers_folder,
+        cpus=usable_cpus(),
+        cpu_flags=cpu_flags(),
+        processor=processor_kind(),
+        kernels=checked_kernel_path(kernels),
+        programs=programs,
+    )

@@ -1,14 +1,18 @@
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from rayinfer.benchmark.peers.comparison import Plan, interleave, run_comparison
+from rayinfer.benchmark.peers.cases import http_requests
+from rayinfer.benchmark.peers.comparison import Plan, run_comparison
 from rayinfer.benchmark.peers.comparison_report import notes, svg, tables
+from rayinfer.benchmark.peers.extremes import write_extremes
 from rayinfer.benchmark.peers.results import CaseResults, Outcome, ratios_of, read_results, write_results
 from rayinfer.benchmark.peers.systems import SystemUnderTest
-from rayinfer.errors import ConfigError, RayinferError
+from rayinfer.errors import ConfigError
 from support.fakes.fake_peers import engine_command, fake_system, make_setup, server_command
 
 RECORDED = Path(__file__).parents[4] / "kernels" / "benchmarks" / "results"
@@ -28,20 +32,104 @@ def results_of(case, outcomes=(), **fields):
     )
 
 
-def test_rounds_are_interleaved_and_a_failure_ends_only_its_own_system():
-    order, results, systems = [], results_of("batch"), [fake_system(name) for name in "abc"]
+def compare(folder, systems, *cases, log=lambda text: None, clock=time.monotonic, **settings):
+    plan = Plan(**({"cases": cases, "rounds": 2, "command": "bench", "results_folder": folder / "results"} | settings))
+    return run_comparison(systems, make_setup(folder), plan, log, read_memory=lambda num_threads: 42.0, clock=clock)
 
-    def measure(system):
-        order.append(system.name)
-        if system.name == "b" and order.count("b") > 1:
-            raise RayinferError("it broke")
-        return {"batch": float(len(order))}
 
-    interleave(systems, results, measure, read_memory=lambda: 50.0, log=lambda text: None)
-    assert order == list("abcabcac")
-    assert results.memory_read_gb_s == [50.0] * 3
-    assert [outcome.runs["batch"] for outcome in results.outcomes.values()] == [[1, 4, 7], [2], [3, 6, 8]]
-    assert [outcome.failure for outcome in results.outcomes.values()] == [None, "it broke", None]
+def runs_of(report, case):
+    return {label: outcome.num_runs for label, outcome in report.results[case].outcomes.items()}
+
+
+@pytest.fixture
+def prefills(tmp_path):
+    """Return two systems, and what lists their measured prefills in their order."""
+    noted = tmp_path / "noted"
+
+    def engine(name, extra="pass"):
+        note = f"open({str(noted)!r}, 'a').write({name!r} * (len(prompts[0]) == 512)); {extra}; return lengths"
+        return fake_system(name, engine_command=engine_command(tmp_path, generate=note))
+
+    # Every run has three measurements. The second system dies at the first of its second run, once.
+    dying = f"len(prompts[0]) == 512 and open({str(noted)!r}).read().count('b') == 4 and __import__('os')._exit(3)"
+    return [engine("a"), engine("b", dying)], noted.read_text
+
+
+def test_rounds_are_interleaved_and_a_failure_ends_only_its_own_system(tmp_path, prefills):
+    systems, noted = prefills
+    lines = []
+    report = compare(tmp_path, systems, "prefill", rounds=3, log=lines.append)
+    assert noted() == "aaabbbaaab" + "aaa"
+    assert report.results["prefill"].memory_read_gb_s == [42.0] * 3
+    assert runs_of(report, "prefill") == {"a bfloat16": 3, "b bfloat16": 1}
+    assert "its process has ended" in report.results["prefill"].outcomes["b bfloat16"].failure
+    assert not any("goes on" in line for line in lines)  # a failure is no lack of time
+
+
+def test_a_comparison_goes_on_where_it_ended_and_measures_nothing_twice(tmp_path, prefills):
+    systems, noted = prefills
+    compare(tmp_path, systems, "prefill")
+    before = noted()
+    report = compare(tmp_path, systems, "prefill")  # the system that failed is tried again
+    assert noted().removeprefix(before) == "bbb"
+    assert runs_of(report, "prefill") == {"a bfloat16": 2, "b bfloat16": 2}
+    assert report.results["prefill"].outcomes["b bfloat16"].failure is None
+    assert compare(tmp_path, systems, "prefill").results == report.results
+    assert noted() == before + "bbb"
+    compare(tmp_path, systems, "prefill", rounds=3)
+    assert noted() == before + "bbb" + "aaabbb"
+
+
+def test_every_run_is_written_at_once_so_that_a_killed_comparison_loses_none(tmp_path, prefills):
+    systems, noted = prefills
+
+    def interrupting(text):
+        if "round 2" in text:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(tmp_path, systems, "prefill", log=interrupting)
+    (written,) = (tmp_path / "results").glob("peers-tiny-someproc.json")
+    assert [outcome.num_runs for outcome in read_results(written)["prefill"].outcomes.values()] == [1, 1]
+    compare(tmp_path, systems, "prefill")
+    assert noted() == "aaabbb" + "aaab"
+
+
+def test_another_configuration_or_a_fresh_start_measures_again(tmp_path, prefills):
+    systems, noted = prefills
+    first = compare(tmp_path, systems[:1], "prefill", rounds=1).results["prefill"]
+    for settings in ({"is_fresh": True}, {"num_requests": 2}):
+        before = noted()
+        report = compare(tmp_path, systems[:1], "prefill", rounds=1, **settings)
+        assert noted().removeprefix(before) == "aaa"
+    assert runs_of(report, "prefill") == {"a bfloat16": 1}
+    assert report.results["prefill"].configuration != first.configuration
+    newer = replace(systems[0], version="2")
+    assert compare(tmp_path, [newer], "prefill", rounds=1, num_requests=2).results["prefill"].configuration not in (
+        first.configuration,
+        report.results["prefill"].configuration,
+    )
+
+
+def test_a_spent_time_budget_ends_between_two_runs_and_names_those_missing(tmp_path, prefills):
+    systems, noted = prefills
+    lines = []
+    # The clock is read at the start, before either engine opens, and before every run.
+    report = compare(
+        tmp_path, systems, "prefill", time_budget_s=60, clock=iter([0, 1, 1, 30, 61]).__next__, log=lines.append
+    )
+    assert noted() == "aaa"
+    assert runs_of(report, "prefill") == {"a bfloat16": 1, "b bfloat16": 0}
+    assert "prefill: a bfloat16 has 1 of 2 runs; prefill: b bfloat16 has 0 of 2 runs" in lines[-1]
+    assert "Not finished: prefill: b bfloat16 has 0 of 2 runs" in report.markdown_file.read_text()
+
+
+def test_a_batch_has_the_requests_that_were_asked_for(tmp_path):
+    system = fake_system("rayinfer", engine_command=engine_command(tmp_path))
+    report = compare(tmp_path, [system], "batch", num_requests=3, rounds=1)
+    assert "| 3 requests, output tok/s" in report.markdown_file.read_text()
+    assert http_requests(64) == {1: 8, 8: 48, 32: 128}
+    assert http_requests(8) == {1: 1, 8: 8, 32: 32}
 
 
 def test_a_comparison_reports_figures_failures_and_missing_systems(tmp_path):
@@ -50,18 +138,13 @@ def test_a_comparison_reports_figures_failures_and_missing_systems(tmp_path):
         fake_system("broken", engine_command=engine_command(tmp_path, opening="1 / 0"), server_command=["false"]),
         SystemUnderTest(name="absent", mode="int8", missing="it is not installed"),
     ]
-    setup, lines = make_setup(tmp_path), []
-
-    def run(*cases):
-        plan = Plan(cases=cases, rounds=2, command="bench", results_folder=tmp_path / "results")
-        return run_comparison(systems, setup, plan, lines.append, read_memory=lambda num_threads: 42.0)
-
-    first = run("prefill").results["prefill"]
+    lines = []
+    first = compare(tmp_path, systems, "prefill", log=lines.append).results["prefill"]
     assert len(first.outcomes["rayinfer bfloat16"].runs["prefill"]) == 2
     assert "ZeroDivisionError" in first.outcomes["broken bfloat16"].failure
     assert first.missing == {"absent int8": "it is not installed"}
     assert "absent int8 is not measured: it is not installed" in lines
-    report = run("start")
+    report = compare(tmp_path, systems, "start")
     assert list(report.results) == ["prefill", "start"]  # those measured before are kept
     assert report.results["prefill"] == first
     start = report.results["start"].outcomes
@@ -71,6 +154,26 @@ def test_a_comparison_reports_figures_failures_and_missing_systems(tmp_path):
     assert "absent int8 was not measured: it is not installed" in text
     assert "broken bfloat16 failed at prefill: ZeroDivisionError" in text
     assert report.svg_file.read_text().startswith("<svg")
+
+
+def test_a_server_that_fails_under_load_keeps_its_time_to_ready(tmp_path):
+    server = server_command(tmp_path, missing_tokens=1)
+    results = compare(tmp_path, [fake_system(server_command=server)], "http", "start").results
+    assert results["start"].outcomes["fake bfloat16"].num_runs == 2
+    assert "tokens instead of" in results["http"].outcomes["fake bfloat16"].failure
+
+
+def test_the_worst_and_the_best_processor_stand_side_by_side(results, tmp_path):
+    batch = results["batch"]
+    batch.model = "tiny"
+    for machine, own in (("zen3", 735.0), ("zen5-avx2", 2205.0)):
+        batch.outcomes["rayinfer bfloat16"].runs["batch"] = [own]
+        write_results({"batch": batch}, tmp_path / f"peers-tiny-{machine}.json")
+    write_results({"batch": replace(batch, model="tiny-other")}, tmp_path / "peers-tiny-other-zen9.json")
+    write_extremes("tiny", tmp_path)
+    text = (tmp_path / "peers-tiny.processors.md").read_text()
+    assert "| 1.00x vllm bfloat16, zen3 | 3.00x vllm bfloat16, zen5-avx2 |" in text
+    assert "zen9" not in text
 
 
 def test_an_unknown_case_is_refused(tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rayinfer.benchmark.peers.machine import memory_read_gb_s
+from rayinfer.benchmark.peers.machine import memory_read_gb_s, processor_kind
 from rayinfer.benchmark.peers.processes import measure_server, open_engine, running_server
 from rayinfer.benchmark.peers.systems import LLAMA_CPP
 from rayinfer.errors import RayinferError
@@ -111,3 +111,17 @@ def test_a_server_that_ends_or_is_never_ready_is_an_error(tmp_path):
 
 def test_memory_is_read_at_some_speed():
     assert 0.01 < memory_read_gb_s(2, num_bytes=2**20) < 10_000
+
+
+def test_the_kind_of_processor_is_its_generation_or_its_numbers(tmp_path):
+    def kind(vendor, family, model):
+        text = f"vendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: {model}\nmodel name\t: Some CPU\n"
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{text}\nprocessor\t: 1\n{text}")
+        return processor_kind(tmp_path / "cpuinfo")
+
+    assert kind("AuthenticAMD", 25, 1) == "zen3"
+    assert kind("AuthenticAMD", 25, 17) == "zen4"
+    assert kind("AuthenticAMD", 26, 2) == "zen5"
+    assert kind("GenuineIntel", 6, 143) == "sapphire-rapids"
+    assert kind("GenuineIntel", 6, 999) == "genuineintel-6-999"
+    assert processor_kind(tmp_path / "absent")

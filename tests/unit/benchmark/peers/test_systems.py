@@ -40,6 +40,13 @@ def test_all_systems_are_kept_to_the_instructions_of_a_path(tmp_path):
         assert variable in own.engine_command
     assert vllm.missing == "it cannot be kept to avx2"
     assert str(tmp_path / "llama.cpp-avx2" / "llama-bench") in q8_0.engine_command
+    (tmp_path / "models" / "tiny" / "openvino-int8").mkdir()
+    make_program(tmp_path / "openvino" / "bin" / "python", "print('2026.4')")
+    for kernels, has_dynamic_quantization in (("avx2", "false"), ("avx2-vnni", "true"), ("native", "true")):
+        openvino = next(
+            each for each in find_systems(replace(setup, kernels=kernels), ()) if each.label == "openvino int8"
+        )
+        assert f'"has_dynamic_quantization": {has_dynamic_quantization}' in openvino.engine_command[-1]
     assert not any("ONEDNN" in part for part in find_systems(setup, ("bfloat16",))[0].engine_command)
 
 
