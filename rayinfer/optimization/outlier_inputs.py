@@ -1,7 +1,7 @@
-"""Outlier channel splitting (Zhao et al. 2019): large inputs of a product are cut into equal parts, each multiplied by a copy of their weights.
+"""Outlier channel splitting (Zhao et al. 2019): large inputs of a product are cut into equal parts.
 
-A row of eight bits has one scale. An input in `n` parts reaches only an nth as far, so the others have finer steps, and no weight
-is rounded in another way. Unlike smoothing it needs nothing before the product that could be scaled, so the head can
+Each part is multiplied by a copy of the input's weights. A row of eight bits has one scale. An input in `n` parts
+reaches only an nth as far, so the others have finer steps, and no weight is rounded in another way. Unlike smoothing it needs nothing before the product that could be scaled, so the head can
 be split, whose weights may be the embedding's.
 """
 
@@ -20,8 +20,8 @@ EPS = 1e-12
 def choose_copied_inputs(x: torch.Tensor, weight: torch.Tensor) -> list[int]:
     """Return the inputs to add for rows x [num_tokens, in_features] and weight [out_features, in_features].
 
-    An input is listed once less than it has parts. Of the numbers tried, the one with which rows and weights of eight bits change
-    a row's product least, by its size.
+    An input is listed once less than it has parts. Of the numbers tried, the one with which rows and weights of eight
+    bits change a row's product least, by its size.
     """
     x, some = x.float(), weight[::OUTPUT_STRIDE].float()
     wanted = x @ some.T

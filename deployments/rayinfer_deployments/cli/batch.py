@@ -16,9 +16,9 @@ from rich.console import Console
 
 from rayinfer.config import DEFAULT_MODEL
 from rayinfer.errors import ConfigError
-from rayinfer_deployments.cli.config_options import with_engine_options
 from rayinfer_deployments.cli.failures import INTERRUPTED, in_one_line
-from rayinfer_deployments.cli.sampling_options import with_sampling_options
+from rayinfer_deployments.cli.options.config_options import with_engine_options
+from rayinfer_deployments.cli.options.sampling_options import with_sampling_options
 
 if TYPE_CHECKING:
     from rayinfer.jobs.batch_job import BatchJob

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from rayinfer.config import DEFAULT_MODEL
 from rayinfer.errors import RayinferError
-from rayinfer_deployments.cli.config_options import with_engine_options
 from rayinfer_deployments.cli.failures import in_one_line, one_line
-from rayinfer_deployments.cli.sampling_options import with_sampling_options
+from rayinfer_deployments.cli.options.config_options import with_engine_options
+from rayinfer_deployments.cli.options.sampling_options import with_sampling_options
 
 LEAVE = {"/exit", "/quit"}
 FORGET = "/new"

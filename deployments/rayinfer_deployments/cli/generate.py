@@ -6,9 +6,9 @@ from typing import Annotated, Any
 import typer
 
 from rayinfer.config import DEFAULT_MODEL
-from rayinfer_deployments.cli.config_options import with_engine_options
 from rayinfer_deployments.cli.failures import in_one_line
-from rayinfer_deployments.cli.sampling_options import with_sampling_options
+from rayinfer_deployments.cli.options.config_options import with_engine_options
+from rayinfer_deployments.cli.options.sampling_options import with_sampling_options
 
 
 @in_one_line

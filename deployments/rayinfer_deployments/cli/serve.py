@@ -15,13 +15,13 @@ from rayinfer.errors import RayinferError
 from rayinfer.routing.limits import router_limits
 from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, MAX_BODY_BYTES
 from rayinfer.servers.request_limits import request_limits as checked_request_limits
-from rayinfer_deployments.cli.access_options import with_access_options
-from rayinfer_deployments.cli.batch_options import with_batch_options
-from rayinfer_deployments.cli.config_options import with_engine_options
 from rayinfer_deployments.cli.control.limits import mapping_in
 from rayinfer_deployments.cli.control.scale import engines_asked_for
 from rayinfer_deployments.cli.failures import in_one_line, interrupt_on_signals, leave_at_once
-from rayinfer_deployments.cli.prediction_cache_options import with_prediction_cache_options
+from rayinfer_deployments.cli.options.access_options import with_access_options
+from rayinfer_deployments.cli.options.batch_options import with_batch_options
+from rayinfer_deployments.cli.options.config_options import with_engine_options
+from rayinfer_deployments.cli.options.prediction_cache_options import with_prediction_cache_options
 from rayinfer_deployments.cli.service_run import Service, run_service
 from rayinfer_deployments.cli.terminal import QuietTerminal
 from rayinfer_deployments.cluster.haproxy_files import haproxy_files

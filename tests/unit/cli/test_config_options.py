@@ -6,7 +6,7 @@ import typer
 from typer.testing import CliRunner
 
 from rayinfer.config import EngineConfig
-from rayinfer_deployments.cli.config_options import with_engine_options
+from rayinfer_deployments.cli.options.config_options import with_engine_options
 
 
 def parse(*arguments, command=None):

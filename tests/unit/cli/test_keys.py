@@ -11,8 +11,8 @@ from rayinfer.access.key_file import KeyFile
 from rayinfer.access.usage import Usage, UsageKey, UsageRow, day_of
 from rayinfer.access.usage_log import UsageLog, usage_log_path
 from rayinfer_deployments.cli import build_application
-from rayinfer_deployments.cli.access_options import with_access_options
 from rayinfer_deployments.cli.failures import in_one_line
+from rayinfer_deployments.cli.options.access_options import with_access_options
 from rayinfer_deployments.cli.terminal import KeyFileReports
 from rayinfer_deployments.cluster.service_record import recorded
 

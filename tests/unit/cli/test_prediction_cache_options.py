@@ -4,7 +4,7 @@ import typer
 from typer.testing import CliRunner
 
 from rayinfer.errors import ConfigError
-from rayinfer_deployments.cli.prediction_cache_options import with_prediction_cache_options
+from rayinfer_deployments.cli.options.prediction_cache_options import with_prediction_cache_options
 
 WRONG = "http://:secret@host"  # which is refused once it has been read
 

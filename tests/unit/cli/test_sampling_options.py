@@ -7,9 +7,9 @@ from typer.testing import CliRunner
 
 from rayinfer.sampling_params import SamplingParams
 from rayinfer_deployments.cli.chat import chat
-from rayinfer_deployments.cli.config_options import with_engine_options
 from rayinfer_deployments.cli.generate import generate
-from rayinfer_deployments.cli.sampling_options import OPTIONS, with_sampling_options
+from rayinfer_deployments.cli.options.config_options import with_engine_options
+from rayinfer_deployments.cli.options.sampling_options import OPTIONS, with_sampling_options
 
 
 def parse(*arguments):

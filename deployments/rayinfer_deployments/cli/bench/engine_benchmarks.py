@@ -22,8 +22,8 @@ from rayinfer_deployments.cli.bench.shared_options import (
     split_names,
     typed_command,
 )
-from rayinfer_deployments.cli.config_options import with_engine_options
 from rayinfer_deployments.cli.failures import interrupt_on_signals
+from rayinfer_deployments.cli.options.config_options import with_engine_options
 
 if TYPE_CHECKING:
     from rayinfer.benchmark.peers.systems import Setup

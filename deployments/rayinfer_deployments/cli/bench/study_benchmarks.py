@@ -17,7 +17,7 @@ from rayinfer_deployments.cli.bench.shared_options import (
     split_names,
     typed_command,
 )
-from rayinfer_deployments.cli.config_options import with_engine_options
+from rayinfer_deployments.cli.options.config_options import with_engine_options
 
 PAUSE_EVERY_S = 600.0  # of a trace that is replayed with pauses
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from rayinfer.prediction_cache.cache_settings import DEFAULT_CACHE_BYTES
-from rayinfer_deployments.cli.config_options import with_engine_options
 from rayinfer_deployments.cli.failures import in_one_line
+from rayinfer_deployments.cli.options.config_options import with_engine_options
 from rayinfer_deployments.cluster.ray_environment import Profile, set_ray_settings
 
 STYLES = {"ok": "green", "advice": "yellow", "missing": "red", "pass": "green", "warn": "yellow", "fail": "red"}

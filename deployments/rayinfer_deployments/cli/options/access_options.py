@@ -8,7 +8,7 @@ import typer
 
 from rayinfer.config import default_key_file, environment_api_keys
 from rayinfer.errors import ConfigError
-from rayinfer_deployments.cli.added_options import with_options
+from rayinfer_deployments.cli.options.added_options import with_options
 
 ACCESS_PANEL = "Access"
 FILES = ("access_log", "tls_cert", "tls_key", "tls_client_ca")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from rayinfer.errors import ConfigError
-from rayinfer_deployments.cli.added_options import with_options
+from rayinfer_deployments.cli.options.added_options import with_options
 
 CACHE_PANEL = "Cache of predictions"
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rayinfer_deployments.cli.added_options import with_options
+from rayinfer_deployments.cli.options.added_options import with_options
 
 BATCHES_PANEL = "Batches"
 NONE = "none"
