@@ -20,6 +20,19 @@ from rayinfer_deployments.cli.failures import interrupt_on_signals
 
 ALL_ROWS = "texts,int8,http,batcher,bad,busy,identical,images,broken"
 PROGRAM_PANEL = "Where a peer is, if not in the peers' folder"
+SentenceTransformersPython = Annotated[
+    Path | None, typer.Option(help="interpreter that has sentence-transformers", rich_help_panel=PROGRAM_PANEL)
+]
+OnnxRuntimePython = Annotated[
+    Path | None,
+    typer.Option(help="interpreter that has onnxruntime, onnxscript and torch", rich_help_panel=PROGRAM_PANEL),
+]
+OpenVinoPython = Annotated[
+    Path | None, typer.Option(help="interpreter that has openvino, nncf and torch", rich_help_panel=PROGRAM_PANEL)
+]
+PeersFolder = Annotated[
+    Path | None, typer.Option(help="where peers and exports are (default: peers in the cache folder)")
+]
 
 
 def predictors(
@@ -36,19 +49,10 @@ def predictors(
     seconds: Annotated[float, typer.Option(min=0.5, help="of each load on the batcher")] = 4.0,
     seed: Seed = 0,
     images: Annotated[Path | None, typer.Option(help="folder of photographs (default: pictures that are made)")] = None,
-    peers_folder: Annotated[
-        Path | None, typer.Option(help="where peers and exports are (default: peers in the cache folder)")
-    ] = None,
-    sentence_transformers_python: Annotated[
-        Path | None, typer.Option(help="interpreter that has sentence-transformers", rich_help_panel=PROGRAM_PANEL)
-    ] = None,
-    onnxruntime_python: Annotated[
-        Path | None,
-        typer.Option(help="interpreter that has onnxruntime, onnxscript and torch", rich_help_panel=PROGRAM_PANEL),
-    ] = None,
-    openvino_python: Annotated[
-        Path | None, typer.Option(help="interpreter that has openvino, nncf and torch", rich_help_panel=PROGRAM_PANEL)
-    ] = None,
+    peers_folder: PeersFolder = None,
+    sentence_transformers_python: SentenceTransformersPython = None,
+    onnxruntime_python: OnnxRuntimePython = None,
+    openvino_python: OpenVinoPython = None,
     resume: Annotated[bool, typer.Option("--resume", help="leave out the rows that the results have already")] = False,
     output: Output = RESULTS,
 ) -> None:
