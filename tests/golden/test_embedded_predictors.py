@@ -48,7 +48,7 @@ def test_mobilenet_classifies_an_image():
         assert probabilities.max() > 20 / 1000  # far from equal: these are no random weights
 
 
-def test_sentiment_tiny_tells_praise_from_blame():
+def test_sentiment_tiny_distinguishes_praise_from_blame():
     texts = ["What a wonderful film, I loved every minute of it.", "Dull, badly acted and far too long."]
     with Predictor("sentiment-tiny") as predictor:
         assert predictor.predict_class(texts) == ["positive", "negative"]

@@ -64,9 +64,6 @@ def predictors(
     from rayinfer.benchmark.predictors.runtimes import Programs
     from rayinfer.models.checkpoints.sources import resolve_model
 
-    numbers = split_names(clients)
-    if wrong := [number for number in numbers if not number.isdecimal() or int(number) < 1]:
-        raise ConfigError(f"clients must be numbers from 1, got {','.join(wrong)}")
     plan = ComparisonPlan(
         rows=tuple(split_names(rows)),
         rounds=rounds,
@@ -74,7 +71,7 @@ def predictors(
         num_images=num_images,
         num_requests=num_requests,
         num_broken=num_broken,
-        clients=tuple(map(int, numbers)),
+        clients=_numbers(clients),
         seconds=seconds,
         seed=seed,
         command=typed_command(),
@@ -83,8 +80,8 @@ def predictors(
         resumes=resume,
         images=images,
     )
-    folder = peers_folder or cache_folder() / "peers"
     given = {SENTENCES: sentence_transformers_python, ORT: onnxruntime_python, OPENVINO: openvino_python}
+    folder = peers_folder or cache_folder() / "peers"
     programs = Programs(
         text_model=resolve_model(model) if plan.needs_texts else Path(model),
         image_model=resolve_model(image_model) if plan.needs_images else Path(image_model),
@@ -96,3 +93,10 @@ def predictors(
         report = run_predictor_comparison(programs, plan, log)
     typer.echo(report.markdown_file.read_text())
     typer.echo(f"written: {report.json_file}, {report.markdown_file}, {report.svg_file}")
+
+
+def _numbers(clients: str) -> tuple[int, ...]:
+    numbers = split_names(clients)
+    if wrong := [number for number in numbers if not number.isdecimal() or int(number) < 1]:
+        raise ConfigError(f"clients must be numbers from 1, got {','.join(wrong)}")
+    return tuple(map(int, numbers))

@@ -29,7 +29,7 @@ POLL_S = 0.0005
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expectations:
-    """What the model will be served with."""
+    """Settings that the model will be served with."""
 
     request_timeout_s: float | None = None
     memory_limit_bytes: int | None = None  # None: of the container, or what is free
