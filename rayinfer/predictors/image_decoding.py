@@ -36,7 +36,7 @@ class ImageDecoder:
         self._limits = limits
         self._threads = ThreadPoolExecutor(num_processes, thread_name_prefix="images")
         self._processes = [_DecodingProcess(shape, limits, timeout_s) for _ in range(num_processes)]
-        self._free: queue.SimpleQueue[_DecodingProcess] = queue.SimpleQueue()
+        self._free: queue.LifoQueue[_DecodingProcess] = queue.LifoQueue()  # those that run go first
         for process in self._processes:
             self._free.put(process)
 

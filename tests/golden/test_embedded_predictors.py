@@ -71,7 +71,7 @@ async def test_a_photograph_of_a_cat_is_an_egyptian_cat_by_every_protocol():
     assert best["score"] == pytest.approx(0.717, abs=0.002)
 
 
-def test_sentiment_tiny_tells_praise_from_blame():
+def test_sentiment_tiny_distinguishes_praise_from_blame():
     texts = ["What a wonderful film, I loved every minute of it.", "Dull, badly acted and far too long."]
     with Predictor("sentiment-tiny") as predictor:
         assert predictor.predict_class(texts) == ["positive", "negative"]

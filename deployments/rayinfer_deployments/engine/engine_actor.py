@@ -143,7 +143,7 @@ class EngineActor:
     async def _warm_up(self) -> None:
         """Run a prompt of one token, or an item, through the whole engine, so that the first client pays nothing."""
         engine = self._started
-        request = _warm_up_request(engine.description)
+        request = warm_up_request(engine.description)
         if request is None:
             return
         async with contextlib.aclosing(engine.outputs(CONTROL_ROUTER)) as messages:  # type: ignore[type-var]
@@ -153,7 +153,8 @@ class EngineActor:
                     return
 
 
-def _warm_up_request(description: ModelDescription) -> GenerationRequest | None:
+def warm_up_request(description: ModelDescription) -> GenerationRequest | None:
+    """Make the request that an engine computes before it is ready; None for tensors of unknown shapes."""
     if description.predictor is not None:
         return predictor_warm_up(WARM_UP, description.predictor, takes_text=description.vocab_size > 0)
     params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)

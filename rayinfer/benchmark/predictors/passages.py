@@ -8,6 +8,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import numpy as np
+from PIL import Image
 
 from rayinfer.errors import ConfigError
 
@@ -47,8 +48,6 @@ def image_files(folder: Path | None, count: int, made: Path) -> list[Path]:
 
 
 def _make_image(path: Path, seed: int) -> Path:
-    from PIL import Image
-
     draw = np.random.default_rng(seed)
     small = Image.fromarray(draw.integers(0, 256, (IMAGE_HEIGHT // 16, IMAGE_WIDTH // 16, 3), np.uint8))
     content = io.BytesIO()

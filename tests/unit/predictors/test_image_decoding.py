@@ -219,3 +219,13 @@ def test_a_broken_image_processor_is_an_error_of_the_model(tmp_path, text):
     (tmp_path / "preprocessor_config.json").write_text(text)
     with pytest.raises(ModelLoadError, match=r"preprocessor_config\.json cannot be read"):
         read_image_shape(tmp_path, 224)
+
+
+def test_a_process_that_runs_is_used_again_before_another_one_is_started():
+    decoder = ImageDecoder(SHAPE, LIMITS)
+    try:
+        for _ in range(3):
+            decode(decoder, PNG)
+        assert len(decoder.pids) == 1
+    finally:
+        decoder.close()

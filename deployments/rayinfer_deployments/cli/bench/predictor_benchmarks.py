@@ -20,6 +20,19 @@ from rayinfer_deployments.cli.failures import interrupt_on_signals
 
 ALL_ROWS = "texts,int8,http,batcher,bad,busy,identical,images,broken"
 PROGRAM_PANEL = "Where a peer is, if not in the peers' folder"
+SentenceTransformersPython = Annotated[
+    Path | None, typer.Option(help="interpreter that has sentence-transformers", rich_help_panel=PROGRAM_PANEL)
+]
+OnnxRuntimePython = Annotated[
+    Path | None,
+    typer.Option(help="interpreter that has onnxruntime, onnxscript and torch", rich_help_panel=PROGRAM_PANEL),
+]
+OpenVinoPython = Annotated[
+    Path | None, typer.Option(help="interpreter that has openvino, nncf and torch", rich_help_panel=PROGRAM_PANEL)
+]
+PeersFolder = Annotated[
+    Path | None, typer.Option(help="where peers and exports are (default: peers in the cache folder)")
+]
 
 
 def predictors(
@@ -36,19 +49,10 @@ def predictors(
     seconds: Annotated[float, typer.Option(min=0.5, help="of each load on the batcher")] = 4.0,
     seed: Seed = 0,
     images: Annotated[Path | None, typer.Option(help="folder of photographs (default: pictures that are made)")] = None,
-    peers_folder: Annotated[
-        Path | None, typer.Option(help="where peers and exports are (default: peers in the cache folder)")
-    ] = None,
-    sentence_transformers_python: Annotated[
-        Path | None, typer.Option(help="interpreter that has sentence-transformers", rich_help_panel=PROGRAM_PANEL)
-    ] = None,
-    onnxruntime_python: Annotated[
-        Path | None,
-        typer.Option(help="interpreter that has onnxruntime, onnxscript and torch", rich_help_panel=PROGRAM_PANEL),
-    ] = None,
-    openvino_python: Annotated[
-        Path | None, typer.Option(help="interpreter that has openvino, nncf and torch", rich_help_panel=PROGRAM_PANEL)
-    ] = None,
+    peers_folder: PeersFolder = None,
+    sentence_transformers_python: SentenceTransformersPython = None,
+    onnxruntime_python: OnnxRuntimePython = None,
+    openvino_python: OpenVinoPython = None,
     resume: Annotated[bool, typer.Option("--resume", help="leave out the rows that the results have already")] = False,
     output: Output = RESULTS,
 ) -> None:
@@ -60,9 +64,6 @@ def predictors(
     from rayinfer.benchmark.predictors.runtimes import Programs
     from rayinfer.models.checkpoints.sources import resolve_model
 
-    numbers = split_names(clients)
-    if wrong := [number for number in numbers if not number.isdecimal() or int(number) < 1]:
-        raise ConfigError(f"clients must be numbers from 1, got {','.join(wrong)}")
     plan = ComparisonPlan(
         rows=tuple(split_names(rows)),
         rounds=rounds,
@@ -70,7 +71,7 @@ def predictors(
         num_images=num_images,
         num_requests=num_requests,
         num_broken=num_broken,
-        clients=tuple(map(int, numbers)),
+        clients=_numbers(clients),
         seconds=seconds,
         seed=seed,
         command=typed_command(),
@@ -79,8 +80,8 @@ def predictors(
         resumes=resume,
         images=images,
     )
-    folder = peers_folder or cache_folder() / "peers"
     given = {SENTENCES: sentence_transformers_python, ORT: onnxruntime_python, OPENVINO: openvino_python}
+    folder = peers_folder or cache_folder() / "peers"
     programs = Programs(
         text_model=resolve_model(model) if plan.needs_texts else Path(model),
         image_model=resolve_model(image_model) if plan.needs_images else Path(image_model),
@@ -92,3 +93,10 @@ def predictors(
         report = run_predictor_comparison(programs, plan, log)
     typer.echo(report.markdown_file.read_text())
     typer.echo(f"written: {report.json_file}, {report.markdown_file}, {report.svg_file}")
+
+
+def _numbers(clients: str) -> tuple[int, ...]:
+    numbers = split_names(clients)
+    if wrong := [number for number in numbers if not number.isdecimal() or int(number) < 1]:
+        raise ConfigError(f"clients must be numbers from 1, got {','.join(wrong)}")
+    return tuple(map(int, numbers))

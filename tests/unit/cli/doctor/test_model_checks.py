@@ -57,7 +57,7 @@ def served():
 
 
 class Trained(torch.nn.Module):
-    """A module that nobody can bring into evaluation mode."""
+    """A module that stays in training mode."""
 
     def __init__(self):
         super().__init__()

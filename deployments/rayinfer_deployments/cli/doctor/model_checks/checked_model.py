@@ -22,6 +22,7 @@ from rayinfer.predictors.build_engine import build_predictor_engine
 from rayinfer.predictors.registered import RegisteredPredictor, find_registered_predictor
 from rayinfer.protocols import GenerationRequest
 from rayinfer_deployments.cli.doctor.model_checks.sample_requests import SampleRequests
+from rayinfer_deployments.engine.engine_actor import warm_up_request
 
 COMPUTE_TIMEOUT_S = 300.0
 POLL_S = 0.0005
@@ -29,7 +30,7 @@ POLL_S = 0.0005
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expectations:
-    """What the model will be served with."""
+    """Settings that the model will be served with."""
 
     request_timeout_s: float | None = None
     memory_limit_bytes: int | None = None  # None: of the container, or what is free
@@ -104,7 +105,7 @@ def open_model(config: EngineConfig, expectations: Expectations) -> Iterator[Che
     else:
         engine = build_predictor_engine(config, folder)
     try:
-        yield CheckedModel(
+        model = CheckedModel(
             config=config,
             folder=folder,
             registered=registered,
@@ -113,6 +114,9 @@ def open_model(config: EngineConfig, expectations: Expectations) -> Iterator[Che
             expectations=expectations,
             modules=[module for module in _living_modules() if id(module) not in known],
         )
+        if (request := warm_up_request(engine.description)) is not None:
+            model.compute([request])  # as engines do before they are ready
+        yield model
     finally:
         engine.exit()
 

@@ -23,7 +23,7 @@ MIB = 2**20
 
 
 def check_warm_up(model: CheckedModel) -> CheckResult:
-    """Time the first requests, as a client would meet them; nothing else may have been computed before."""
+    """Time the first requests as a client would meet them: after an engine's own warm-up, before anything else."""
     name = "warm-up"
     reports = []
     for size, request in (("short", model.samples.short()), ("long", model.samples.long())):
