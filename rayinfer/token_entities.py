@@ -7,7 +7,8 @@ from typing import Literal, get_args
 import numpy as np
 
 from rayinfer.errors import InvalidParameter
-from rayinfer.prediction_outputs import FloatArray
+from rayinfer.prediction_outputs import FloatArray, activated
+from rayinfer.tokenization.tokenizer import Tokenizer
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 OUTSIDE = "O"  # the label of tokens that belong to no entity
@@ -108,3 +109,23 @@ def _group_entity(group: Sequence[Entity], join: Callable[[Sequence[str]], str])
     label = group[0].label.split("-", 1)[-1]
     score = float(np.mean([entity.score for entity in group]))
     return Entity(label, score, join([entity.word for entity in group]), group[0].start, group[-1].end)
+
+
+def scored_tokens(tokenizer: Tokenizer, text: str, numbers: FloatArray) -> list[ScoredToken]:
+    """Join a text's tokens, but special ones, with their probabilities; truncated ones have none."""
+    tokens = []
+    unknown = tokenizer.special_tokens.get("unk_token")
+    for index, (token, scores) in enumerate(
+        zip(tokenizer.locate_tokens(text), activated(numbers, "softmax"), strict=False)
+    ):
+        if token.start == token.stop:  # special tokens stand for no characters
+            continue
+        word, spelled = tokenizer.token_piece(token.token_id) or "", text[token.start : token.stop]
+        if tokenizer.marks_pieces:
+            continues = len(word) != len(spelled)
+        else:
+            continues = token.start > 0 and " " not in text[token.start - 1 : token.start + 1]
+        if word == unknown:
+            word, continues = spelled, False
+        tokens.append(ScoredToken(index, word, token.start, token.stop, continues, scores))
+    return tokens

@@ -25,7 +25,7 @@ from rayinfer.predictors.build_runner import build_runner
 from rayinfer.predictors.predictor_inputs import as_inputs, check_task, cut_into_batches, make_item
 from rayinfer.predictors.registered import find_registered_predictor
 from rayinfer.predictors.runner import Runner, RunnerResult
-from rayinfer.token_entities import OUTSIDE, Aggregation, Entity, ScoredToken, find_entities
+from rayinfer.token_entities import OUTSIDE, Aggregation, Entity, find_entities, scored_tokens
 from rayinfer.tokenization.tokenizer import Tokenizer
 
 DEFAULT_BATCH_TOKENS = {"cpu": 2048, "cuda": 16_384}
@@ -138,7 +138,7 @@ class Predictor:
         listed = [texts] if isinstance(texts, str) else as_inputs(texts)
         found = [
             find_entities(
-                _scored_tokens(tokenizer, text, numbers), labels, aggregation, tokenizer.join_pieces, ignored_labels
+                scored_tokens(tokenizer, text, numbers), labels, aggregation, tokenizer.join_pieces, ignored_labels
             )
             for text, numbers in zip(listed, self._arrays("token_classify", listed, truncate=truncate), strict=True)
         ]
@@ -223,26 +223,6 @@ def _pairs(query: Any, documents: Any) -> list[tuple[str, str]]:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise InvalidParameter(f"input {index} must be a pair of texts, got {shown(pair)}", "inputs")
     return [(pair[0], pair[1]) for pair in pairs]
-
-
-def _scored_tokens(tokenizer: Tokenizer, text: str, numbers: FloatArray) -> list[ScoredToken]:
-    """Join a text's tokens, but special ones, with their probabilities; truncated ones have none."""
-    tokens = []
-    unknown = tokenizer.special_tokens.get("unk_token")
-    for index, (token, scores) in enumerate(
-        zip(tokenizer.locate_tokens(text), activated(numbers, "softmax"), strict=False)
-    ):
-        if token.start == token.stop:  # special tokens stand for no characters
-            continue
-        word, spelled = tokenizer.token_piece(token.token_id) or "", text[token.start : token.stop]
-        if tokenizer.marks_pieces:
-            continues = len(word) != len(spelled)
-        else:
-            continues = token.start > 0 and " " not in text[token.start - 1 : token.start + 1]
-        if word == unknown:
-            word, continues = spelled, False
-        tokens.append(ScoredToken(index, word, token.start, token.stop, continues, scores))
-    return tokens
 
 
 def _checked_result(result: RunnerResult, index: int) -> RunnerResult:

@@ -25,7 +25,6 @@ from rayinfer.metrics.service_metrics import CONTENT_TYPE, ServiceMetrics
 from rayinfer.servers.access.access_log import AccessLog
 from rayinfer.servers.access.middleware import AccessMiddleware
 from rayinfer.servers.access.usage import add_usage_routes
-from rayinfer.servers.body_limits import BodyLimits
 from rayinfer.servers.caller import recognized_caller, trust_tenant_header
 from rayinfer.servers.engine_control import add_engine_control_routes
 from rayinfer.servers.error_formats import error_format_of
@@ -50,6 +49,7 @@ from rayinfer.servers.openapi import (
     responses,
 )
 from rayinfer.servers.pooling.routes import POOLING_PATHS, add_pooling_routes
+from rayinfer.servers.prediction.body_limits import BodyLimits
 from rayinfer.servers.prediction.image_classification import IMAGE_PATH, add_image_routes
 from rayinfer.servers.prediction.service import PredictionService
 from rayinfer.servers.request_boundary import RequestBoundary

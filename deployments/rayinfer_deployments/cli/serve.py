@@ -13,7 +13,6 @@ import typer
 from rayinfer.config import DEFAULT_MODEL, cache_folder, default_batches_folder, engine_config
 from rayinfer.errors import RayinferError
 from rayinfer.routing.limits import router_limits
-from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, MAX_BODY_BYTES
 from rayinfer.servers.request_limits import request_limits as checked_request_limits
 from rayinfer_deployments.cli.control.limits import mapping_in
 from rayinfer_deployments.cli.control.scale import engines_asked_for
@@ -73,12 +72,6 @@ EngineControl = Annotated[
         help="HTTP paths that pause engines and put them to sleep, for all clients or keys that may",
     ),
 ]
-MaxBodyBytes = Annotated[
-    int,
-    typer.Option(
-        min=1024, max=MAX_BODY_BYTES, help="largest body of a request; where images are taken, they may have more"
-    ),
-]
 PerAddress = Annotated[int, typer.Option(min=1, help="connections from one address")]
 IdleConnections = Annotated[int, typer.Option(min=1, help="connections without a request; the oldest are closed first")]
 UnfinishedRequests = Annotated[int, typer.Option(min=1, help="requests with an incomplete head or body")]
@@ -134,7 +127,6 @@ def serve(
     name: ModelName = None,
     ray_address: RayAddress = None,
     request_timeout: RequestTimeout = None,
-    max_body_bytes: MaxBodyBytes = DEFAULT_MAX_BODY_BYTES,
     max_connections: Connections = DEFAULT_CONNECTION_LIMITS.max_connections,
     max_connections_per_address: PerAddress = DEFAULT_CONNECTION_LIMITS.max_connections_per_address,
     max_idle_connections: IdleConnections = DEFAULT_CONNECTION_LIMITS.max_idle_connections,
@@ -164,7 +156,6 @@ def serve(
         shutdown_grace_s=shutdown_grace,
         options={
             "request_timeout_s": request_timeout,
-            "max_body_bytes": max_body_bytes,
             "trace_requests": trace_requests,
             "enable_engine_control": enable_engine_control,
             "trust_tenant_header": trust_tenant_header,

@@ -24,7 +24,6 @@ from rayinfer.protocols import ControlAction, ServiceStatus
 from rayinfer.routing.limits import RouterLimits, router_limits, with_tenant_weights
 from rayinfer.servers.access.access_log import AccessLog
 from rayinfer.servers.app import build_app
-from rayinfer.servers.body_limits import BodyLimits
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.kserve.example_models import example_models
 from rayinfer.servers.kserve.grpc.call_access import CallAccess
@@ -33,6 +32,7 @@ from rayinfer.servers.kserve.grpc.methods import InferenceMethods
 from rayinfer.servers.kserve.grpc.server import GrpcLimits, GrpcServer
 from rayinfer.servers.kserve.inference import InferenceService
 from rayinfer.servers.kserve.repository import ModelRepository
+from rayinfer.servers.prediction.body_limits import BodyLimits
 from rayinfer.servers.request_limits import DEFAULT_REQUEST_LIMITS, RequestLimits
 from rayinfer.tokenization.chat_template import renderer
 from rayinfer.traces.generation_span import SpanRecorder, otlp_recorder

@@ -1,14 +1,13 @@
 """Entities of a text: token classification as the Hub's pipelines answer it."""
 
-from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import Response
 
-from rayinfer.errors import InvalidParameter, NotSupported
-from rayinfer.prediction_outputs import LabelScore, token_label_scores
+from rayinfer.errors import InvalidParameter
+from rayinfer.prediction_outputs import output_numbers
 from rayinfer.predictions import PredictionInput, PredictionOutput
 from rayinfer.servers.generation.prompt_tokens import PromptLimit
 from rayinfer.servers.openai.request_body import check_schema
@@ -17,9 +16,7 @@ from rayinfer.servers.prediction.number_encoding import json_value
 from rayinfer.servers.prediction.service import PredictionItem, PreparedPrediction, predictor_of
 from rayinfer.servers.tei.endpoints import Checked, TeiEndpoints
 from rayinfer.servers.tei.schemas import PipelineParameters, PredictBody
-from rayinfer.tokenization.tokenizer import LocatedToken
-
-OUTSIDE = "O"  # of no entity
+from rayinfer.token_entities import OUTSIDE, Aggregation, Entity, find_entities, scored_tokens
 
 
 class EntityEndpoint:
@@ -40,8 +37,6 @@ class EntityEndpoint:
         self._tei.limits.check_num_inputs(len(texts), "inputs")
         parameters = body.parameters or PipelineParameters()
         strategy = parameters.aggregation_strategy or "simple"
-        if strategy not in ("none", "simple"):
-            raise NotSupported("aggregation_strategy must be none or simple", "parameters.aggregation_strategy")
         ignored = [OUTSIDE] if parameters.ignore_labels is None else parameters.ignore_labels
         if not isinstance(ignored, list) or any(not isinstance(label, str) for label in ignored):
             raise InvalidParameter("ignore_labels must be a list of strings", "parameters.ignore_labels")
@@ -53,62 +48,23 @@ class EntityEndpoint:
             limit.check(len(tokens))
         task = PredictionInput(task="token_classify")
         items = [PredictionItem([token.token_id for token in tokens], task) for tokens in located]
-        special = model.tokenizer.special_ids
+        tokenizer, labels = model.tokenizer, description.labels
 
         def encode(outputs: list[PredictionOutput]) -> bytes:
             answers = []
-            for text, tokens, output in zip(texts, located, outputs, strict=True):
-                found = _tagged(text, tokens, token_label_scores(output, description), special)
-                entities = found if strategy == "none" else grouped(found, text)
-                name = "entity" if strategy == "none" else "entity_group"
-                answers.append([entity for entity in entities if entity[name] not in ignored])
+            for text, output in zip(texts, outputs, strict=True):
+                tokens = scored_tokens(tokenizer, text, output_numbers(output))
+                entities = find_entities(tokens, labels, strategy, tokenizer.join_pieces, ignored)
+                answers.append([_as_pipelines_do(entity, strategy) for entity in entities])
             return json_value(answers[0] if isinstance(body.inputs, str) else answers)
 
         prepared = PreparedPrediction(model=model, description=description, items=items, operation="token_classify")
         return Checked(prepared, encode, sum(map(len, texts)))
 
 
-def _tagged(
-    text: str, tokens: Sequence[LocatedToken], scores: Sequence[LabelScore], special_ids: Collection[int]
-) -> list[dict[str, Any]]:
-    """Return each token but the special ones with its label."""
-    return [
-        {
-            "entity": label,
-            "score": score,
-            "index": index,
-            "word": text[token.start : token.stop],
-            "start": token.start,
-            "end": token.stop,
-        }
-        for index, (token, (label, score)) in enumerate(zip(tokens, scores, strict=True))
-        if token.token_id not in special_ids
-    ]
-
-
-def grouped(entities: Sequence[dict[str, Any]], text: str) -> list[dict[str, Any]]:
-    """Join neighbors of one label, as transformers' strategy `simple`: `B-` begins an entity, its score is the mean."""
-    groups: list[list[dict[str, Any]]] = []
-    for entity in entities:
-        begins, label = _parts(entity["entity"])
-        if groups and not begins and _parts(groups[-1][-1]["entity"])[1] == label:
-            groups[-1].append(entity)
-        else:
-            groups.append([entity])
-    return [
-        {
-            "entity_group": _parts(group[0]["entity"])[1],
-            "score": sum(entity["score"] for entity in group) / len(group),
-            "word": text[group[0]["start"] : group[-1]["end"]].strip(),
-            "start": group[0]["start"],
-            "end": group[-1]["end"],
-        }
-        for group in groups
-    ]
-
-
-def _parts(label: str) -> tuple[bool, str]:
-    """Return whether a label begins an entity, and its name without B- or I-."""
-    if label[:2] in ("B-", "I-"):
-        return label[0] == "B", label[2:]
-    return False, label
+def _as_pipelines_do(entity: Entity, strategy: Aggregation) -> dict[str, Any]:
+    if strategy == "none":
+        head = {"entity": entity.label, "score": entity.score, "index": entity.index}
+    else:
+        head = {"entity_group": entity.label, "score": entity.score}
+    return head | {"word": entity.word, "start": entity.start, "end": entity.end}

@@ -1,4 +1,4 @@
-"""Options of `rayinfer serve` that concern clients' access: keys, their usage, TLS, CORS, the access log and spans."""
+"""Options of `rayinfer serve` that concern access: keys, usage, bodies, TLS, CORS, the access log and spans."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +8,7 @@ import typer
 
 from rayinfer.config import default_key_file, environment_api_keys
 from rayinfer.errors import ConfigError
+from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, MAX_BODY_BYTES
 from rayinfer_deployments.cli.options.added_options import with_options
 
 ACCESS_PANEL = "Access"
@@ -32,6 +33,15 @@ OPTIONS: dict[str, Any] = {
     "otlp_traces_endpoint": Annotated[
         str | None, _option("URL that gets a span of each generation by OTLP over HTTP; needs the extra otel")
     ],
+    "max_body_bytes": Annotated[
+        int | None,
+        _option(
+            f"largest body of a request (default: {DEFAULT_MAX_BODY_BYTES}); "
+            "where a model takes images, theirs may have more",
+            min=1024,
+            max=MAX_BODY_BYTES,
+        ),
+    ],
     "cors_origin": Annotated[
         list[str] | None, _option("origin of web pages that may use the service, * for all; may be repeated")
     ],
@@ -50,6 +60,8 @@ def with_access_options(command: Callable[..., None]) -> Callable[..., None]:
         settings: dict[str, Any] = {name: _absolute(given[name]) for name in FILES if given[name] is not None}
         settings["api_keys"] = _key_file(given["api_keys"])
         settings["otlp_traces_endpoint"] = _traces_endpoint(given["otlp_traces_endpoint"])
+        if given["max_body_bytes"] is not None:
+            settings["max_body_bytes"] = given["max_body_bytes"]
         settings["cors_origins"] = given["cors_origin"] or []
         settings["price_per_engine_hour"] = given["price_per_engine_hour"] or 0.0
         return settings

@@ -7,11 +7,11 @@ from typing import Any
 from google.protobuf.message_factory import GetMessageClass
 
 from rayinfer.access.api_key import Scope
-from rayinfer.servers.body_limits import BodyLimits
 from rayinfer.servers.kserve.grpc import inference_pb2 as pb
 from rayinfer.servers.kserve.grpc.calls import Call, Calls, decode_message
 from rayinfer.servers.kserve.grpc.servicer import InferenceServicer
 from rayinfer.servers.kserve.inference import InferenceService
+from rayinfer.servers.prediction.body_limits import BodyLimits
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 STREAM_METHOD = "ModelStreamInfer"  # the only one that is a stream, in both directions

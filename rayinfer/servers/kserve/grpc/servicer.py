@@ -9,7 +9,6 @@ from typing import Any
 from google.protobuf import json_format
 
 from rayinfer.errors import NotReady, NotSupported, RequestTooLarge, UnknownModel
-from rayinfer.servers.body_limits import BodyLimits
 from rayinfer.servers.kserve.grpc import inference_pb2 as pb
 from rayinfer.servers.kserve.grpc.calls import Call, Calls, decode_message
 from rayinfer.servers.kserve.grpc.infer_messages import GrpcInferRequest, read_infer_message, write_infer_result
@@ -25,6 +24,7 @@ from rayinfer.servers.kserve.model_descriptions import (
 )
 from rayinfer.servers.kserve.repository import VERSION, AnyModel
 from rayinfer.servers.kserve.rest.infer_encoding import is_slow_to_encode
+from rayinfer.servers.prediction.body_limits import BodyLimits
 
 
 class InferenceServicer:

@@ -11,7 +11,6 @@ from fastapi import Request
 from starlette.responses import Response
 
 from rayinfer.errors import TaskNotServed
-from rayinfer.servers.body_limits import BodyLimits
 from rayinfer.servers.caller import caller_of, request_context
 from rayinfer.servers.error_formats import choose_error_format, kserve_error
 from rayinfer.servers.error_responses import json_response
@@ -26,6 +25,7 @@ from rayinfer.servers.kserve.rest.infer_json import BinaryOutputs, read_infer_re
 from rayinfer.servers.kserve.rest.predict_v1 import predictions, read_predict_body
 from rayinfer.servers.kserve.text_outputs import GenerateEvents, TextCollector
 from rayinfer.servers.kserve.text_request import TextRequest, read_generate_body
+from rayinfer.servers.prediction.body_limits import BodyLimits
 from rayinfer.servers.served_model import ServedModel
 
 

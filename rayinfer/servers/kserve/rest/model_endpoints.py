@@ -8,7 +8,6 @@ from fastapi import Request
 from starlette.responses import Response
 
 from rayinfer.errors import InvalidParameter, NotSupported, TaskNotServed
-from rayinfer.servers.body_limits import BodyLimits
 from rayinfer.servers.caller import caller_of, recognized_caller
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.json_body import decode_object
@@ -23,6 +22,7 @@ from rayinfer.servers.kserve.model_descriptions import (
 )
 from rayinfer.servers.kserve.repository import VERSION
 from rayinfer.servers.kserve.rest.infer_body import read_json_body
+from rayinfer.servers.prediction.body_limits import BodyLimits
 
 
 class ModelEndpoints:

@@ -6,11 +6,11 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.responses import Response
 
-from rayinfer.servers.body_limits import BodyLimits
 from rayinfer.servers.kserve.inference import InferenceService
 from rayinfer.servers.kserve.rest.infer_endpoints import InferEndpoints
 from rayinfer.servers.kserve.rest.model_endpoints import ModelEndpoints
 from rayinfer.servers.openapi import KSERVE_ERRORS, responses
+from rayinfer.servers.prediction.body_limits import BodyLimits
 
 PREFIX = "/v2"
 _MODEL = PREFIX + "/models/{name:path}"  # names may contain slashes

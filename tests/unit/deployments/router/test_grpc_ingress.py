@@ -10,7 +10,6 @@ from rayinfer.access.access_control import AccessControl
 from rayinfer.access.api_key import KeyLimits, Scope
 from rayinfer.access.key_file import KeyFile
 from rayinfer.metrics.service_metrics import ServiceMetrics
-from rayinfer.servers.body_limits import BodyLimits
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.kserve.example_models import example_models
 from rayinfer.servers.kserve.grpc import inference_pb2 as pb
@@ -19,6 +18,7 @@ from rayinfer.servers.kserve.grpc.calls import Calls
 from rayinfer.servers.kserve.grpc.methods import InferenceMethods
 from rayinfer.servers.kserve.inference import InferenceService
 from rayinfer.servers.kserve.repository import ModelRepository
+from rayinfer.servers.prediction.body_limits import BodyLimits
 from rayinfer.servers.request_limits import RequestLimits
 from rayinfer_deployments.router.grpc_ingress import MAX_WAITING_RESPONSES, GrpcIngress, StreamRefused
 from rayinfer_deployments.router.grpc_servicer import add_inference_service

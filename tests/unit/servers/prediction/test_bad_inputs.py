@@ -83,7 +83,7 @@ TAGGED = [
     ({"inputs": ""}, 422),
     ({"inputs": LONG}, 422),
     ({"inputs": [5]}, 422),
-    ({"inputs": "a", "parameters": {"aggregation_strategy": "max"}}, 422),
+    ({"inputs": "a", "parameters": {"aggregation_strategy": "most"}}, 422),
     ({"inputs": "a", "parameters": {"ignore_labels": [5]}}, 422),
 ]
 TOKENS = [({"inputs": [5]}, 422), ({"inputs": []}, 422), ({"inputs": "a", "prompt_name": "none"}, 422)]

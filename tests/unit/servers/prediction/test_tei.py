@@ -128,3 +128,12 @@ async def test_failures_have_teis_statuses_and_types(client, predictors):
     broken = await client.post("/embed", json={"inputs": [[9]]})
     assert (broken.status_code, broken.json()["error_type"]) == (424, "Backend")
     assert (await client.post("/embed", json={"inputs": [[8]]})).status_code == 200
+
+
+@pytest.mark.parametrize("strategy", ["first", "average", "max"])
+async def test_words_are_joined_from_their_tokens(client, strategy):
+    settings = {"aggregation_strategy": strategy, "ignore_labels": []}
+    entities = await answer(client, "/models/tagger", inputs=TEXTS[0], parameters=settings)
+    assert "".join(TEXTS[0][each["start"] : each["end"]] for each in entities).replace(" ", "") == "onetwothree"
+    edges = {place for each in entities for place in (each["start"], each["end"])}
+    assert all(TEXTS[0][edge - 1 : edge] in ("", " ") or TEXTS[0][edge : edge + 1] in ("", " ") for edge in edges)
