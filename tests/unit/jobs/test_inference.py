@@ -138,7 +138,7 @@ def test_another_configuration_does_not_go_on_from_the_progress():
 def test_a_cancelled_job_goes_on_from_its_checkpoint():
     job = MemoryJob(NumberedRows(40))
     job.progress.request_cancel()
-    with pytest.raises(JobCancelled, match="after [0-9]+ rows"):
+    with pytest.raises(JobCancelled, match=r"after [0-9]+ rows"):
         job.run()
     num_before = len(job.sink.records)
     job.progress.is_cancelled = False
