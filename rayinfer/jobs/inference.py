@@ -136,6 +136,11 @@ class Inference:
         """Events of the job."""
         return self._state.events
 
+    @property
+    def task(self) -> InferenceTask:
+        """The task that runs it."""
+        return self._state.task
+
     def infer(self) -> JobResult:
         """Compute every row that an earlier run has not, finalize and commit; releases everything at its end.
 

@@ -67,6 +67,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 
 # (who imports, what is imported): why two rooms of one floor may know each other. The second may not import the first.
 NEIGHBORS: dict[tuple[str, str], str] = {
+    ("rayinfer.benchmark", "rayinfer.jobs"): "it measures the loop of jobs; they know no benchmarks",
     ("rayinfer.outputs", "rayinfer.predictions"): "an output may be a prediction; predictions imports nothing",
     ("rayinfer.metrics", "rayinfer.outputs"): "metrics count what outputs define; outputs imports nothing of ours",
     ("rayinfer.tensor_parallel", "rayinfer.errors"): "too many ranks are a caller's mistake; errors imports nothing",

@@ -51,7 +51,8 @@ def test_the_parts_of_a_job_come_up_in_one_order():
             seen.append(f"task made with seed {torch.initial_seed()}")
 
         def attach(self, model: torch.nn.Module) -> None:
-            assert not model.training and torch.is_inference_mode_enabled()
+            assert not model.training
+            assert torch.is_inference_mode_enabled()
             seen.append("model attached in inference mode and eval")
 
         def finalize(self, context) -> None:
@@ -87,12 +88,17 @@ def test_an_error_of_the_task_finalizes_it_once_with_the_error_and_releases_ever
         job.run()
     assert job.tasks[0].finalized == [caught.value] == failures
     assert job.tasks[0].is_closed
-    assert not any(during) and gc.isenabled() and gc.get_freeze_count() == 0
-    assert job.progress.record is None and job.sink.num_finalized == 0
+    assert not any(during)
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+    assert job.progress.record is None
+    assert job.sink.num_finalized == 0
+    num_saved = job.progress.saved[-1].rows_finished
     job.task = ShufflingTask
     job.run()
     assert job.indices == list(range(30))
-    assert job.tasks[1].submitted and min(job.tasks[1].submitted) == job.progress.saved[0].rows_finished > 0
+    assert job.tasks[1].submitted
+    assert min(job.tasks[1].submitted) == num_saved > 0
 
 
 def test_an_error_of_the_task_s_own_end_is_not_followed_by_a_second_end():
@@ -104,15 +110,18 @@ def test_an_error_of_the_task_s_own_end_is_not_followed_by_a_second_end():
     job = MemoryJob(NumberedRows(3), task=BrokenEnd)
     with pytest.raises(OSError, match="no room"):
         job.run()
-    assert job.tasks[0].finalized == [None] and job.progress.record is None
+    assert job.tasks[0].finalized == [None]
+    assert job.progress.record is None
 
 
 def test_a_complete_job_is_not_run_again():
     job = MemoryJob(NumberedRows(5))
     first = job.run()
     second = job.run()
-    assert second.was_complete and second.summary == first.summary
-    assert job.tasks[1].submitted == [] and job.sink.num_finalized == 1
+    assert second.was_complete
+    assert second.summary == first.summary
+    assert job.tasks[1].submitted == []
+    assert job.sink.num_finalized == 1
 
 
 def test_another_configuration_does_not_go_on_from_the_progress():
@@ -129,12 +138,13 @@ def test_another_configuration_does_not_go_on_from_the_progress():
 def test_a_cancelled_job_goes_on_from_its_checkpoint():
     job = MemoryJob(NumberedRows(40))
     job.progress.request_cancel()
-    with pytest.raises(JobCancelled, match="after [0-9]+ rows"):
+    with pytest.raises(JobCancelled, match=r"after [0-9]+ rows"):
         job.run()
     num_before = len(job.sink.records)
     job.progress.is_cancelled = False
     job.run()
-    assert num_before < 40 and job.indices == list(range(40))
+    assert num_before < 40
+    assert job.indices == list(range(40))
 
 
 def test_a_handler_that_raises_ends_the_job_and_is_named():
@@ -171,7 +181,8 @@ def test_rows_with_errors_are_written_with_them_until_there_are_too_many():
     result = job.run()
     errors = {record["n"]: record["error"] for record in job.sink.records if record["error"]}
     assert errors == {3: "not readable", 7: "not computable"}
-    assert job.sink.records[3]["text"] is None and list(job.sink.records[3]) == list(job.sink.records[4])
+    assert job.sink.records[3]["text"] is None
+    assert list(job.sink.records[3]) == list(job.sink.records[4])
     assert result.summary["errors"] == 2
 
     limited = MemoryJob(NumberedRows(20), task=with_bad_rows, parameters=job_parameters(max_errors=0))
@@ -238,4 +249,5 @@ def test_a_trace_of_the_steps_is_written(tmp_path):
     job = MemoryJob(NumberedRows(40), parameters=job_parameters(profiling=settings))
     job.run()
     traces = sorted((tmp_path / "traces").glob("step-*.json.gz"))
-    assert traces and traces[0].stat().st_size > 100
+    assert traces
+    assert traces[0].stat().st_size > 100

@@ -32,7 +32,8 @@ def test_rows_leave_in_the_order_of_the_input():
     for index in taken[1:]:
         window.end(RowOutput(index=index))
     left += [row.row.index for row in window.pop_finished()]
-    assert left == [0, 1, 2] and window.is_empty
+    assert left == [0, 1, 2]
+    assert window.is_empty
 
 
 def test_no_more_rows_are_read_than_the_window_holds():
@@ -45,9 +46,11 @@ def test_no_more_rows_are_read_than_the_window_holds():
     assert len(taken) == window.num_unwritten == 8
     for row in taken[1:]:  # the first one is slow
         window.end(RowOutput(index=row.index))
-    assert window.pop_finished() == [] and window.take(100) == []
+    assert window.pop_finished() == []
+    assert window.take(100) == []
     window.end(RowOutput(index=0))
-    assert len(window.pop_finished()) == 8 and len(window.take(3)) == 3
+    assert len(window.pop_finished()) == 8
+    assert len(window.take(3)) == 3
     assert next(num_read) <= 8 + 4 + 2
 
 

@@ -40,7 +40,8 @@ def test_wrong_shards_are_refused():
 def test_rows_of_data_go_on_after_a_position():
     source = RowsOfData(ShardedData([{"name": f"n{each}"} for each in range(7)], 1, 2), "d", id_column="name")
     rows = list(source.rows())
-    assert [row.id for row in rows] == ["n1", "n3", "n5"] and source.num_rows == 3
+    assert [row.id for row in rows] == ["n1", "n3", "n5"]
+    assert source.num_rows == 3
     assert [row.id for row in source.rows(rows[0].end)] == ["n3", "n5"]
     assert list(source.rows(Position(2, 3))) == []
     assert next(RowsOfData(["a"], "d").rows()).data == {"input": "a"}

@@ -4,6 +4,7 @@ import typer
 
 from rayinfer_deployments.cli.bench.engine_benchmarks import (
     gpu,
+    jobs,
     kernels,
     offline,
     parallel,
@@ -23,6 +24,7 @@ BENCHMARKS = (
     kernels,
     predictors,
     gpu,
+    jobs,
     peers,
     quality,
     router,

@@ -234,3 +234,15 @@ def peers(
         report = comparison.run_comparison(find_systems(setup, split_names(mode)), setup, plan, log)
     typer.echo(report.markdown_file.read_text())
     typer.echo(f"written: {report.json_file}, {report.markdown_file}, {report.svg_file}")
+
+
+def jobs(
+    num_rows: Annotated[
+        int, typer.Option(min=100, help="rows through an engine of 2,000 rows/s in virtual time")
+    ] = 100_000,
+    json_file: JsonFile = None,
+) -> None:
+    """Cost of an offline job's loop: its share of the engine's rate, processor time a row, and memory."""
+    from rayinfer.benchmark.offline.job_loop import measure_job_loop
+
+    show(measure_job_loop(num_rows), json_file)
