@@ -82,7 +82,7 @@ class RowSink(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counts:
-    """What a job has done so far; after a resume it goes on from the checkpoint's."""
+    """Rows and tokens of a job so far; after a resume they go on from the checkpoint's."""
 
     ok: int = 0
     errors: int = 0

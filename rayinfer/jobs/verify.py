@@ -15,7 +15,7 @@ DESCRIPTION = "output"  # key of the commit record under which the sink's descri
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verification:
-    """What a verification has found; without problems the output is complete and unchanged."""
+    """Findings of a verification; without problems the output is complete and unchanged."""
 
     num_rows: int
     problems: list[str] = field(default_factory=list)

@@ -24,7 +24,7 @@ _STARTED_TOLERANCE_S = 2.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaseRecord:
-    """What a lease's file says: its holder, and when that was last alive, in seconds since 1970."""
+    """Content of a lease's file: its holder, and when that was last alive, in seconds since 1970."""
 
     owner: str
     host: str
@@ -174,7 +174,7 @@ def _ended_here(record: LeaseRecord) -> bool:
 
 
 def _kernel() -> str:
-    """Return what tells this boot and this namespace of processes from others, where the system says so."""
+    """Return the names of this boot and of this namespace of processes, where the system has them."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115

@@ -29,7 +29,7 @@ class ScanStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What one pass over an input's ids has found."""
+    """Result of one pass over an input's ids."""
 
     digest: str  # of the input it belongs to
     id_column: str | None  # None: the rows' numbers

@@ -18,7 +18,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where reading begins."""
+    """Place where reading begins."""
 
     index: int = 0  # of the first record
     position: int | None = None  # of the record before it; None: the input's begin
@@ -33,7 +33,7 @@ class RecordReader(Protocol):
 
     @property
     def num_records(self) -> int | None:
-        """Number of records, if the format tells without reading them."""
+        """Number of records, if the format has it."""
 
     @property
     def columns(self) -> Sequence[str] | None:

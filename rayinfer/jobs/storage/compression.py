@@ -1,7 +1,9 @@
 """Compression of inputs and outputs by the ending of their names: gzip and Zstandard."""
 
 import gzip
+import importlib
 import io
+import sys
 import zlib
 from collections.abc import Callable
 from types import ModuleType
@@ -50,16 +52,13 @@ def check_compression(compression: Compression | None, error: Callable[[str], Jo
 
 def decompression_errors() -> tuple[type[Exception], ...]:
     """Return what damaged compressed data raises."""
-    try:
-        import zstandard
-    except ImportError:
-        return (EOFError, gzip.BadGzipFile, zlib.error)
-    return (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError)
+    zstandard = sys.modules.get("zstandard")  # without it nothing of its kind was opened
+    errors = (EOFError, gzip.BadGzipFile, zlib.error)
+    return errors if zstandard is None else (*errors, zstandard.ZstdError)
 
 
 def _zstandard(error: Callable[[str], JobError]) -> ModuleType:
     try:
-        import zstandard
+        return importlib.import_module("zstandard")
     except ImportError:
         raise error(".zst files need the package zstandard: install rayinfer[jobs]") from None
-    return cast(ModuleType, zstandard)

@@ -95,7 +95,7 @@ class EngineThread:
 
     def _run_commands(self) -> bool:
         """Run what is queued; wait for a command while there is nothing to compute. Returns False at the end."""
-        wait_s = self._engine.wait_s if self._engine.has_unfinished_requests else IDLE_S
+        wait_s = self._engine.wait_s if self._engine.can_advance else IDLE_S
         try:
             commands = self._commands.get(block=wait_s > 0, timeout=wait_s)
             while commands is not None:

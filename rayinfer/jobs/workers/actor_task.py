@@ -154,7 +154,7 @@ class WorkerActors:
         """End the actors."""
         for worker in self._workers:
             ray.kill(worker.actor)
-        self._workers = []
+            worker.report = worker.call = None
 
     def _exchange(self) -> None:
         idle = [worker for worker in self._workers if worker.report is not None and worker.call is None]

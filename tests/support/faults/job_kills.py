@@ -1,7 +1,7 @@
 """Runs of a batch job that kill themselves at a given durable operation: `python job_kills.py SETTINGS.json POINT ...`.
 
-Every run is a fork of this process, so that torch is imported once. Prints a JSON list: of each run its end ("killed"
-or "done") and the durable operations that it began.
+Every run is a fork of this process, so that torch is imported once. Prints a JSON list: of each run its end, "killed"
+or "done", and the durable operations that it began.
 """
 
 import json

@@ -9,8 +9,10 @@ from rayinfer.jobs.interfaces import JobChanged
 from rayinfer.jobs.seeds import row_seed
 from rayinfer.jobs.tasks.row_inputs import InputSettings, order_text, read_prompt, row_sampling_params, template_columns
 from rayinfer.llm import LLM
+from rayinfer.predictors.predictor import Predictor
 from rayinfer.sampling_params import SamplingParams
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
+from support.tiny_models.tiny_encoders import make_tiny_encoder
 
 ENGINE = {"dtype": "float32", "num_threads": 1, "num_kv_blocks": 256, "max_num_seqs": 4}
 
@@ -150,3 +152,22 @@ def test_sampling_parameters_of_a_batch_line_are_those_of_its_body():
         row_sampling_params({"url": "/", "body": {"tools": [{}]}}, defaults)
     with pytest.raises(InvalidParameter, match="unknown names: depth"):
         row_sampling_params({"sampling_params": {"depth": 1}}, defaults)
+
+
+def test_the_model_decides_whether_rows_are_embedded_or_classified(folder):
+    rows = [{"text": "the old man"}, {"text": "queen anna " * 80}, {"text": None}, {"text": "paris"}]
+    for name, head in (("embedder", "Model"), ("classifier", "ForSequenceClassification")):
+        make_tiny_encoder(folder / name, "Bert", head)
+    settings = {"sampling": {}, "engine": {"dtype": "float32", "num_threads": 1}}
+    vectors = run_job(folder, "vectors", rows, model=str(folder / "embedder"), **settings)
+    labels = run_job(folder, "labels", rows, model=str(folder / "classifier"), top_k_labels=2, **settings)
+    with Predictor(str(folder / "embedder"), dtype="float32") as predictor:
+        expected = predictor.embed(["the old man", "paris"], truncate=True).tolist()
+    assert [vectors[0]["embedding"], vectors[3]["embedding"]] == expected
+    assert "no column for the prompt" in vectors[2]["error"]
+    assert vectors[1]["usage"]["prompt_tokens"] == 64
+    with Predictor(str(folder / "classifier"), dtype="float32") as predictor:
+        (best,) = predictor.classify(["paris"], top_k=2)
+    assert labels[3]["labels"] == [{"label": each.label, "score": each.score} for each in best]
+    with pytest.raises(ConfigError, match="this model does embed"):
+        run_job(folder, "wrong-task", rows, model=str(folder / "embedder"), task="score", **settings)
