@@ -47,7 +47,7 @@ test-kernels: $(INSTALLED) ## test every combination of the GPU kernels' shapes 
 	@exec $(BIN)/python -m pytest -m "gpu or not gpu" tests/kernels/gpu --every-case $(ARGS)
 
 test-faults: $(INSTALLED) ## kill, freeze and overload a running service in every way, and print a table
-	@$(BIN)/python -m pytest tests/integration -m faults
+	@$(BIN)/python -m pytest tests/unit/jobs tests/integration -m faults
 	@exec $(BIN)/python -m pytest tests/faults -m "faults or not faults" --fault-model embedded $(ARGS)
 
 test-models: $(INSTALLED) ## run the tests of every architecture over ranks, and of larger checkpoints, downloaded once
