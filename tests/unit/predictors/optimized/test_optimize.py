@@ -198,6 +198,7 @@ def test_limits_of_the_user_are_kept(limits, figure, embedder, texts, tmp_path):
 def test_a_loss_of_accuracy_beyond_the_limit_is_refused():
     figures = Figures(
         num_items=9, max_difference=0.0, agreement=1.0, seconds_per_item=1.0, original_seconds_per_item=1.0,
+        cpu_seconds_per_item=1.0, original_cpu_seconds_per_item=1.0,
         num_labelled=100, accuracy=0.90, original_accuracy=0.93,
     )  # fmt: skip
     with pytest.raises(LimitExceeded, match="accuracy"):
