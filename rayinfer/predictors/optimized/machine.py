@@ -46,9 +46,9 @@ def check_machine(manifest: Manifest, device: torch.device) -> None:
         )
 
 
-def check_precision(form: str, device: torch.device) -> None:
-    """Raise ConfigError for float16 on a processor that only emulates it."""
-    if form == "fp16" and device.type == "cpu" and not FP16_FLAGS & _processor_flags():
+def check_precision(form: str, device: torch.device, flags: frozenset[str] | None = None) -> None:
+    """Raise ConfigError for float16 on a processor that only emulates it, by its `flags` (None: this one's)."""
+    if form == "fp16" and device.type == "cpu" and not FP16_FLAGS & (_processor_flags() if flags is None else flags):
         raise ConfigError(
             "fp16 is for GPUs: this processor only emulates it, which is slow; choose bf16 or int8-dynamic"
         )

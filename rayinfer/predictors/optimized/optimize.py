@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from rayinfer.engine.ranks.rank_coordinates import any_device
 from rayinfer.errors import ConfigError, ModelLoadError
 from rayinfer.models.checkpoints.model_folder import is_optimized
 from rayinfer.predictors.optimized.conversion import convert
-from rayinfer.predictors.optimized.forms import Limits, parse_form
+from rayinfer.predictors.optimized.forms import ChosenForm, Limits, parse_form
 from rayinfer.predictors.optimized.graph_files import check_packages
 from rayinfer.predictors.optimized.machine import check_precision, describe_machine, installed_versions
 from rayinfer.predictors.optimized.manifest import Manifest, read_manifest, write_manifest
@@ -34,6 +34,10 @@ from rayinfer.predictors.optimized.verification import (
 from rayinfer.startup_steps import CountedStartupStep, startup_step
 
 VERIFYING = "verifying"
+
+Converter = Callable[
+    [Original, ChosenForm, Sequence[Any], Path], dict[str, Any]
+]  # writes a folder, returns its options
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +74,7 @@ def optimize(
     labelled: Path | None = None,
     limits: UserLimits = UserLimits(),
     device: torch.device | None = None,
+    converter: Converter = convert,
 ) -> Report:
     """Write a predictor's folder in another form, verified on the samples in `calibration`.
 
@@ -93,7 +98,7 @@ def optimize(
         calibrated, samples = split_for_calibration(samples)
     with _unfinished(output) as folder:
         with startup_step(f"converting to {chosen.name}"):
-            options = convert(original, chosen, calibrated, folder)
+            options = converter(original, chosen, calibrated, folder)
         effective = limits.over(chosen.form.limits_for(has_classes=bool(original.runner.description.labels)))
         manifest = Manifest(
             form=chosen.name,

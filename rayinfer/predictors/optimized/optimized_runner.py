@@ -66,18 +66,18 @@ def build_optimized_runner(config: EngineConfig, folder: Path, device: torch.dev
 
 
 def build_script_runner(config: EngineConfig, folder: Path, device: torch.device) -> Runner:
-    """Load a TorchScript archive of others, beside which `tensors.json` has its inputs and outputs."""
-    inputs, outputs = read_schema(folder)
+    """Load a TorchScript archive of others, whose inputs and outputs `tensors.json` has in their order."""
+    read_schema(folder)
     file = folder / SCRIPT_FILE
     if not file.is_file():
         raise ModelLoadError(f"{file} is missing, though there is a {TENSOR_SCHEMA}")
     _check_trust(config, file)
     try:
-        script: Any = load_script(file, device)
+        script = load_script(file, device)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise ModelLoadError(f"{file} is no TorchScript archive: {reason}") from error
-    return TensorRunner(RegisteredPredictor(config.model, lambda: script, inputs, outputs), device)
+    return graph_runner(config, folder, "tensors", script, device)
 
 
 def graph_runner(config: EngineConfig, folder: Path, kind: str, graph: Graph, device: torch.device) -> Runner:
@@ -99,7 +99,8 @@ def graph_runner(config: EngineConfig, folder: Path, kind: str, graph: Graph, de
     inputs, outputs = read_schema(folder)
 
     def call(**tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-        return tuple(graph(*(tensors[spec.name] for spec in inputs)))
+        result: Any = graph(*(tensors[spec.name] for spec in inputs))
+        return (result,) if isinstance(result, torch.Tensor) else tuple(result)
 
     return TensorRunner(RegisteredPredictor(config.model, lambda: call, inputs, outputs), device)
 

@@ -35,23 +35,24 @@ class PackedConvolution(PackedLayer):
 
     def __init__(self, layer: torch.nn.Conv2d, packed: ops.PackedWeight) -> None:
         super().__init__(layer, packed)
-        self._kernel_size, self._stride = layer.kernel_size, layer.stride
-        self._dilation, self._padding = layer.dilation, layer.padding
+        # Under the names of a convolution's, which models read to pad their images.
+        self.kernel_size, self.stride = layer.kernel_size, layer.stride
+        self.dilation, self.padding = layer.dilation, layer.padding
         self._is_pointwise = layer.kernel_size == layer.stride == (1, 1) and layer.padding == (0, 0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [batch, channels, height, width] -> [batch, out_channels, new height, new width]."""
         if self._is_pointwise:
             return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-        columns = F.unfold(x, self._kernel_size, self._dilation, self._padding, self._stride)  # type: ignore[arg-type]
+        columns = F.unfold(x, self.kernel_size, self.dilation, self.padding, self.stride)  # type: ignore[arg-type]
         rows = super().forward(columns.transpose(1, 2)).transpose(1, 2)
         return rows.reshape(len(x), -1, *self._output_size(x.shape[2:]))
 
     def _output_size(self, size: torch.Size) -> list[int]:
         found = []
         for index, length in enumerate(size):
-            kernel = self._dilation[index] * (self._kernel_size[index] - 1) + 1
-            found.append((length + 2 * int(self._padding[index]) - kernel) // self._stride[index] + 1)
+            kernel = self.dilation[index] * (self.kernel_size[index] - 1) + 1
+            found.append((length + 2 * int(self.padding[index]) - kernel) // self.stride[index] + 1)
         return found
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 PRODUCTS = ("MatMul", "Gemm", "Conv")
+CLIPS = ("Clip", "Relu")
 STEPS = 255  # between the numbers of eight bits
 LEAST_SIGNAL_DB = 29.0  # of a product's inputs over their rounding error with one scale
 TINY = 1e-30
@@ -41,7 +42,8 @@ def quantize_onnx(source: Path, target: Path, feeds: Sequence[Feed], *, reduce_r
             reduce_range=reduce_range,
             activation_type=quantization.QuantType.QUInt8,
             weight_type=quantization.QuantType.QInt8,
-            nodes_to_quantize=chosen,
+            nodes_to_quantize=[*chosen, *_clips_behind(onnx.load(str(prepared)), chosen)],
+            extra_options={"OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"]},
         )
     prepared.unlink()
     return {"quantized_products": len(chosen), "float_products": len(inputs) - len(chosen)}
@@ -56,6 +58,12 @@ def _inputs_of_products(model: Any) -> dict[str, str]:
         if node.op_type in PRODUCTS and len(others) == 1:
             found[node.name] = others[0]
     return found
+
+
+def _clips_behind(model: Any, chosen: Sequence[str]) -> list[str]:
+    """Name the nodes that clip chosen products' outputs: what they cut off needs no numbers of the eight bits."""
+    outputs = {name for node in model.graph.node if node.name in chosen for name in node.output}
+    return [node.name for node in model.graph.node if node.op_type in CLIPS and node.input[0] in outputs]
 
 
 def _signals(model: Any, names: Sequence[str], feeds: Sequence[Feed]) -> dict[str, float]:

@@ -101,18 +101,20 @@ def compare(
 
 def check_limits(figures: Figures, limits: Limits) -> None:
     """Raise LimitExceeded that names the first figure beyond its limit."""
-    advice = "; another form, more calibration data, or a limit of your own may help"
     if not figures.max_difference <= limits.max_difference:
-        raise LimitExceeded(
-            "the largest difference (max_difference)", figures.max_difference, limits.max_difference, advice
-        )
+        raise _exceeded("largest difference (max_difference)", figures.max_difference, limits.max_difference)
     if not figures.agreement >= limits.min_agreement:
-        raise LimitExceeded("the agreement (min_agreement)", figures.agreement, limits.min_agreement, advice)
+        raise _exceeded("agreement (min_agreement)", figures.agreement, limits.min_agreement)
     if figures.accuracy is None or figures.original_accuracy is None:
         return
     loss = figures.original_accuracy - figures.accuracy
     if not loss <= limits.max_accuracy_loss:
-        raise LimitExceeded("the loss of accuracy (max_accuracy_loss)", loss, limits.max_accuracy_loss, advice)
+        raise _exceeded("loss of accuracy (max_accuracy_loss)", loss, limits.max_accuracy_loss)
+
+
+def _exceeded(figure: str, value: float, limit: float) -> LimitExceeded:
+    advice = "another form, more calibration data, or a limit of your own may help"
+    return LimitExceeded(f"the {figure} is {value:.4g}, beyond the limit of {limit:.4g}; {advice}", value, limit)
 
 
 def _as_clients_get(description: PredictorDescription, result: RunnerResult, place: str) -> FloatArray:

@@ -106,8 +106,14 @@ def texts(tmp_path) -> Path:
 @pytest.fixture
 def mixer(build):
     """Register a module."""
-    inputs = [TensorSpec("x", "FP32", (-1, 6)), TensorSpec("scale", "FP32", (1,))]
-    outputs = [TensorSpec("y", "FP32", (-1, 3)), TensorSpec("total", "FP32", (-1,))]
+    inputs = [
+        TensorSpec(name="x", datatype="FP32", shape=(-1, 6)),
+        TensorSpec(name="scale", datatype="FP32", shape=(1,)),
+    ]
+    outputs = [
+        TensorSpec(name="y", datatype="FP32", shape=(-1, 3)),
+        TensorSpec(name="total", datatype="FP32", shape=(-1,)),
+    ]
     register_predictor("mixer", Mixer, inputs=inputs, outputs=outputs)
     yield "mixer"
     unregister_predictor("mixer")
