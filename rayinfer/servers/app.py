@@ -118,8 +118,7 @@ def build_app(
     if kserve is None:
         service = GenerationService(models, request_timeout_s, traces, request_limits, access)
         kserve = InferenceService(service, ModelRepository(models))
-    max_file_bytes = 0 if batches is None else batches.max_file_bytes
-    body_limits = BodyLimits(max_body_bytes, models, kserve.generation.limits, max_file_bytes)
+    body_limits = BodyLimits(max_body_bytes, models, kserve.generation.limits, batches.max_file_bytes if batches else 0)
     app.add_middleware(
         RequestBoundary,
         metrics=metrics,
