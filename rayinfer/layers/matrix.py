@@ -1,6 +1,6 @@
 """A weight matrix in the GEMM kernels' packed layout."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -16,7 +16,6 @@ class Matrix(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.empty(shape), requires_grad=False)
         self._packed: ops.PackedWeight | None = None
         self._dtype: torch.dtype | None = None  # of the weight before it was packed
-        self._copied_inputs: _CopiedInputs | None = None
 
     @property
     def packed(self) -> ops.PackedWeight | None:
@@ -28,19 +27,9 @@ class Matrix(torch.nn.Module):
         if self._packed is None and (packed := ops.pack_weight(self.weight, self.is_gated)) is not None:
             self.use_packed(packed)
 
-    @property
-    def copied_inputs(self) -> tuple[int, ...]:
-        """The inputs that the packed weight has more than once; the copies stand behind all others."""
-        return () if self._copied_inputs is None else self._copied_inputs.added
-
-    def use_packed(self, packed: ops.PackedWeight, copied_inputs: Sequence[int] = ()) -> None:
-        """Multiply by this from now on and free the weight; gathered rows keep the weight's dtype.
-
-        Inputs that it has several times are divided among their copies.
-        """
+    def use_packed(self, packed: ops.PackedWeight) -> None:
+        """Multiply by this from now on and free the weight; gathered rows keep the weight's dtype."""
         self._packed, self._dtype = packed, self.weight.dtype
-        if copied_inputs:
-            self._copied_inputs = _CopiedInputs(self.weight.shape[-1], copied_inputs, self.weight.dtype)
         del self.weight
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "Matrix":
@@ -51,7 +40,7 @@ class Matrix(torch.nn.Module):
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [num_tokens, in_features] -> x W^T + bias, [num_tokens, out_features]."""
-        return ops.linear(x if self._copied_inputs is None else self._copied_inputs.widen(x), self.operand, bias)
+        return ops.linear(x, self.operand, bias)
 
     def multiply_gated(self, x: torch.Tensor, bias: torch.Tensor | None, activation: ops.Gate) -> torch.Tensor:
         """x [num_tokens, in_features] -> activation(gate) * up, [num_tokens, out_features / 2]."""
@@ -63,32 +52,12 @@ class Matrix(torch.nn.Module):
 
     def gather_rows(self, indices: torch.Tensor) -> torch.Tensor:
         """indices [num_tokens] -> [num_tokens, in_features]."""
-        rows = ops.embedding(indices, self.operand, self._dtype)
-        return rows if self._copied_inputs is None else self._copied_inputs.narrow(rows)
+        return ops.embedding(indices, self.operand, self._dtype)
 
     @property
     def operand(self) -> torch.Tensor | ops.PackedWeight:
         """The operand of products."""
         return self.weight if self._packed is None else self._packed
-
-
-class _CopiedInputs:
-    """Rows in the width of a weight that has some inputs more than once."""
-
-    def __init__(self, in_features: int, added: Sequence[int], dtype: torch.dtype) -> None:
-        self.added = tuple(added)
-        self._in_features = in_features
-        self._inputs = torch.cat((torch.arange(in_features), torch.tensor(self.added)))
-        parts = self._inputs.bincount()[self._inputs]
-        self._shares = (1 / parts).to(dtype)  # exact: parts are powers of two
-
-    def widen(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., in_features] -> [..., in_features + num_added], each input divided among its parts."""
-        return x.index_select(-1, self._inputs).mul_(self._shares)
-
-    def narrow(self, rows: torch.Tensor) -> torch.Tensor:
-        """Leave the copies out."""
-        return rows[..., : self._in_features].contiguous()
 
 
 def pack_matrices(model: torch.nn.Module) -> None:

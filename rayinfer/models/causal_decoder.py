@@ -143,10 +143,5 @@ class CausalDecoder(torch.nn.Module, Shardable):
         return self._shard.group.all_gather(self._head.multiply(hidden), [len(part) for part in self._vocabulary])
 
     @property
-    def head_name(self) -> str:
-        """The name of the matrix whose products are scores, which may also be the embedding."""
-        return "model.embed_tokens" if self.lm_head is None else "lm_head"
-
-    @property
     def _head(self) -> Matrix:
         return self._embed_tokens if self.lm_head is None else self.lm_head

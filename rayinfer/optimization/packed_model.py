@@ -20,7 +20,6 @@ def stored_model(model: Any) -> StoredTensors:
     for name, matrix in _matrices(model):
         if (packed := matrix.packed) is not None:
             _store(packed, name, tensors, notes)
-            notes[name]["copied_inputs"] = list(matrix.copied_inputs)
     return StoredTensors(tensors, notes)
 
 
@@ -29,18 +28,12 @@ def packed_matrix(stored: StoredTensors, name: str) -> ops.PackedWeight:
     return _take(stored.notes, name, dict(stored.tensors))
 
 
-def copied_inputs(stored: StoredTensors, name: str) -> list[int]:
-    """Return the inputs that this packed matrix has more than once."""
-    copied: list[int] = stored.notes[name].get("copied_inputs", [])
-    return copied
-
-
 def fill_model(model: torch.nn.Module, stored: StoredTensors) -> None:
     """Give a model on the meta device the tensors that `stored_model` named; nothing is copied."""
     left = dict(stored.tensors)
     for name, matrix in _matrices(model):
         if name in stored.notes:
-            matrix.use_packed(_take(stored.notes, name, left), copied_inputs(stored, name))
+            matrix.use_packed(_take(stored.notes, name, left))
     for name, _ in list(model.named_parameters()):
         owner, _, kind = name.rpartition(".")
         setattr(model.get_submodule(owner), kind, torch.nn.Parameter(left.pop(name), requires_grad=False))

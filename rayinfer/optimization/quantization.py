@@ -1,6 +1,6 @@
 """Quantization of a decoder's matrices."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -17,8 +17,7 @@ from rayinfer.models.loader import empty_decoder, load_decoder
 from rayinfer.models.sharding import shard_decoder
 from rayinfer.optimization.calibration import calibrated_weights
 from rayinfer.optimization.four_bit_grids import keep_grid
-from rayinfer.optimization.outlier_inputs import choose_copied_inputs, widen_weight
-from rayinfer.optimization.packed_model import copied_inputs, packed_matrix
+from rayinfer.optimization.packed_model import packed_matrix
 from rayinfer.optimization.sharded_weights import INPUTS, largest_by_output, shard_of
 from rayinfer.optimization.smoothing import smooth_decoder
 from rayinfer.optimization.tensor_file import StoredTensors
@@ -64,26 +63,15 @@ def quantize_decoder(decoder: torch.nn.Module, quantization: str, folder: Path, 
 
     Norms and biases stay, but where rows of a norm's are smoothed before they get eight bits.
     """
-    formats = matrix_formats(decoder, quantization)
     if quantization == INT8_DYNAMIC:
-        hidden = smooth_decoder(decoder, folder, dtype)
-        _split_head(decoder, formats, hidden)
+        smooth_decoder(decoder, folder, dtype)
+    formats = matrix_formats(decoder, quantization)
     found = _kept_grids(decoder, _with_four_bits(formats))
     if to_calibrate := [name for name in _with_four_bits(formats) if name not in found]:
         found |= calibrated_weights(folder, dtype, to_calibrate)
     _replace_matrices(
         decoder, formats, lambda name, weight: found.pop(name, None) or ops.quantize(weight, formats[name])
     )
-
-
-def _split_head(decoder: torch.nn.Module, formats: dict[str, ops.WeightFormat], hidden: torch.Tensor) -> None:
-    """Quantize the head with its largest inputs split, and take it out of `formats`."""
-    assert isinstance(decoder, CausalDecoder)
-    name, head = decoder.head_name, decoder.get_submodule(decoder.head_name)
-    assert isinstance(head, Matrix)
-    copied = choose_copied_inputs(hidden, head.weight)
-    quantized = ops.quantize(widen_weight(head.weight, copied), formats.pop(name))
-    head.use_packed(ops.pack_quantized(quantized), copied)
 
 
 def quantize_shard(
@@ -111,7 +99,6 @@ def quantize_shard(
         decoder,
         formats,
         lambda name, _: shard_of(ops.unpack_quantized(packed_matrix(packed, name)), cuts.get(f"{name}.weight")),
-        lambda name: copied_inputs(packed, name),
     )
 
 
@@ -133,16 +120,12 @@ def _kept_grids(decoder: torch.nn.Module, names: Iterable[str]) -> dict[str, ops
 
 
 def _replace_matrices(
-    decoder: torch.nn.Module,
-    names: Iterable[str],
-    choose: Callable[[str, torch.Tensor], ops.QuantizedWeight],
-    copied: Callable[[str], Sequence[int]] = lambda name: (),
+    decoder: torch.nn.Module, names: Iterable[str], choose: Callable[[str, torch.Tensor], ops.QuantizedWeight]
 ) -> None:
     for name in names:
         matrix = decoder.get_submodule(name)
         assert isinstance(matrix, Matrix)
-        packed = ops.pack_quantized(choose(name, matrix.weight), is_gated=matrix.is_gated)
-        matrix.use_packed(packed, copied(name))
+        matrix.use_packed(ops.pack_quantized(choose(name, matrix.weight), is_gated=matrix.is_gated))
 
 
 def matrix_formats(decoder: torch.nn.Module, quantization: str) -> dict[str, ops.WeightFormat]:

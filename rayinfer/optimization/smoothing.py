@@ -23,7 +23,7 @@ from rayinfer.optimization.calibration import own_text
 from rayinfer.optimization.sequence_batches import SequenceBatches
 from rayinfer_kernels import ops
 
-SMOOTHING_VERSION = 2  # raise it when weights are smoothed or split in another way: packed ones are kept on the disk
+SMOOTHING_VERSION = 1  # raise it when weights are smoothed in another way: packed ones are kept on the disk
 FRACTIONS = (0, 0.35, 0.5, 0.6, 0.7, 0.8)  # of the spread between inputs that may move to the weight
 TYPICAL_QUANTILE = 0.99  # of an input's sizes in the rows, which counts as its typical size
 ROW_STRIDE = 3  # every third row is computed with every choice
@@ -43,19 +43,18 @@ class _Product:
 
 
 @torch.no_grad()
-def smooth_decoder(decoder: torch.nn.Module, folder: Path, dtype: torch.dtype) -> torch.Tensor:
+def smooth_decoder(decoder: torch.nn.Module, folder: Path, dtype: torch.dtype) -> None:
     """Smooth every product that can be in a decoder that `load_decoder` returned for `folder`.
 
-    How far is chosen with text that the model writes itself. Returns its hidden states [num_tokens, hidden_size].
+    How far is chosen with text that the model writes itself.
     """
     products = list(_products(decoder))
     token_ids = own_text(folder, dtype, NUM_SEQUENCES, MAX_LENGTH)
-    scales, hidden = _find_scales(load_decoder(folder, dtype, _CPU), [product.name for product in products], token_ids)
+    scales = _find_scales(load_decoder(folder, dtype, _CPU), [product.name for product in products], token_ids)
     for product in products:
         by_input = scales[product.name].to(dtype)
         product.source.div_(by_input.view(-1, *[1] * (product.source.dim() - 1)))
         product.linear.weight.mul_(by_input)
-    return hidden
 
 
 def choose_scales(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -96,13 +95,8 @@ def _powers_of_two(inputs: torch.Tensor, weights: torch.Tensor, fraction: float)
 
 
 @torch.inference_mode()
-def _find_scales(
-    decoder: Decoder, names: Iterable[str], token_ids: torch.Tensor
-) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Choose the scales of the named linear layers by token_ids [num_sequences, length]; the decoder is used up.
-
-    Hidden states behind the last norm are returned, too.
-    """
+def _find_scales(decoder: Decoder, names: Iterable[str], token_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Choose the scales of the named linear layers by token_ids [num_sequences, length]; the decoder is used up."""
     assert isinstance(decoder, torch.nn.Module)
     observers = {name: _ScaleObserver(decoder.get_submodule(name)) for name in names}
     for name, module in observers.items():
@@ -112,8 +106,8 @@ def _find_scales(
     dtype = next(decoder.parameters()).dtype
     decoder.prepare(dtype, _CPU, length)
     batches = SequenceBatches(decoder, dtype, num_sequences, length, shares_memory=True)
-    hidden = decoder.forward(token_ids.to(torch.int32).flatten(), batches.step(0, length))
-    return {name: module.scales.clone() for name, module in observers.items()}, hidden.clone()
+    decoder.forward(token_ids.to(torch.int32).flatten(), batches.step(0, length))
+    return {name: module.scales.clone() for name, module in observers.items()}
 
 
 class _ScaleObserver(torch.nn.Module):
