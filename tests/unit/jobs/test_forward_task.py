@@ -56,7 +56,8 @@ def checkpoint(tmp_path_factory):
 
 
 def classify(checkpoint, stages=1, *, task=None, batch=8, **settings) -> MemoryJob:
-    parameters = job_parameters(batching={"global_batch_size": batch, "microbatch_size": 4}, **settings)
+    sizes = {"global_batch_size": batch, "microbatch_size": 4}
+    parameters = job_parameters(batching=sizes, timeouts={"step_s": 10}, **settings)
     job = MemoryJob(NumberedRows(NUM_ROWS), mesh=job_mesh(pipeline_parallel=stages), parameters=parameters)
     job.model = TorchModelProvider(make_stage=make_stage, checkpoint=checkpoint)
     made = task or ClassifierTask()
