@@ -131,8 +131,7 @@ def build_app(
     _add_service_routes(app, models, metrics, other_metrics)
     add_server_info_routes(app, kserve.generation)
     add_trace_routes(app, traces)
-    if batches is not None:
-        add_batch_routes(app, batches)
+    add_batch_routes(app, batches)
     if access is not None:
         add_usage_routes(app, access, price_per_engine_hour)
     if enable_engine_control:

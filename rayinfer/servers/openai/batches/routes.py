@@ -25,8 +25,10 @@ class BatchServices:
     max_file_bytes: int
 
 
-def add_batch_routes(app: FastAPI, services: BatchServices) -> None:
-    """Add the paths to an application."""
+def add_batch_routes(app: FastAPI, services: BatchServices | None) -> None:
+    """Add the paths to an application that has batches."""
+    if services is None:
+        return
     files, endpoints = FileEndpoints(services.shared), BatchEndpoints(services.shared, services.on_batch)
     routes: tuple[tuple[str, str, Endpoint | Any], ...] = (
         ("POST", FILES, files.upload),
