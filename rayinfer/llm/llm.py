@@ -257,6 +257,7 @@ class LLM:
                 state.unread.append(state.with_trace(output))
             elif output is not None:
                 advances.append(StepOutput(state, output))
+        self.engine.take_block_events()  # routers read them; here they would add up
         return advances
 
     def _new_request_id(self) -> str:

@@ -72,6 +72,11 @@ def test_greedy_tokens_are_those_of_transformers(llm, folder):
         assert output.outputs[0].token_ids == whole[0, prompt.shape[1] :].tolist()
 
 
+def test_changes_of_stored_blocks_do_not_add_up(llm):
+    llm.generate(TEXTS, GREEDY, use_tqdm=False)
+    assert llm.engine.take_block_events() == ([], [])
+
+
 def test_a_text_a_list_of_texts_and_token_ids_are_prompts(llm):
     one = llm.generate(TEXTS[0], GREEDY, use_tqdm=False)
     several = llm.generate(TEXTS[:2], GREEDY, use_tqdm=False)
