@@ -9,8 +9,8 @@ import rayinfer_kernels
 PROGRAM = """
 import importlib, pkgutil, sys
 
-# What runs a model of transformers, which needs Triton at its import.
-FOREIGN = ("rayinfer.benchmark.offline.transformers_peer",)
+# What runs a model of transformers, which needs Triton at its import; and what needs the packages of an extra.
+FOREIGN = ("rayinfer.benchmark.offline.transformers_peer", "rayinfer.jobs.data")
 
 class WithoutTriton:
     def find_spec(self, name, path=None, target=None):

@@ -129,3 +129,4 @@ class _ShownSteps(logging.Handler):
     def __exit__(self, *error: object) -> None:
         self._phases.stop()
         LOGGER.removeHandler(self)
+        LOGGER.setLevel(logging.NOTSET)

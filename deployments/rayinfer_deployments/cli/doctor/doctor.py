@@ -1,8 +1,9 @@
 """`rayinfer doctor`: checks of this machine, or of a model on it, with what mends each problem."""
 
+import contextlib
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -60,17 +61,29 @@ def doctor(
         from rayinfer_deployments.cli.doctor.model_checks.checked_model import Expectations
         from rayinfer_deployments.cli.doctor.model_checks.checklist import check_model
 
-        logging.getLogger("rayinfer").setLevel(logging.CRITICAL)  # inputs are wrong on purpose
         expectations = Expectations(
             request_timeout_s=request_timeout,
             memory_limit_bytes=None if memory_limit is None else int(memory_limit * 2**30),
             prediction_cache_bytes=prediction_cache_bytes,
         )
         config = engine_config(model=model, **profile.engine_settings | engine_settings)
-        findings = [asdict(result) for result in check_model(config, expectations)]
+        with _quiet_log():  # inputs are wrong on purpose
+            findings = [asdict(result) for result in check_model(config, expectations)]
         _show(findings, (model, "measured", "to do"), as_json=as_json)
     if any(finding["verdict"] in ("missing", "fail") for finding in findings):
         raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _quiet_log() -> Iterator[None]:
+    """Keep our own warnings off the terminal."""
+    logger = logging.getLogger("rayinfer")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _show(findings: Iterable[dict[str, str]], heads: tuple[str, ...], *, as_json: bool) -> None:

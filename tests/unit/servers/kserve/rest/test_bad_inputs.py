@@ -211,7 +211,7 @@ GENERATE = [
     (TINY, {"text_input": "a", "exclude_input_in_output": 0}, 400),
     (TINY, raw(b"text"), 400),
     (TINY, raw(b'{"text_input": "a"}x', **{LENGTH: "19"}), 400),
-    (SIMPLE, {"text_input": "a"}, 400),
+    (SIMPLE, {"text_input": "a"}, 404),
     ("/v2/models/none", {"text_input": "a"}, 404),
     ("/v2/models/org/tiny/versions/3", {"text_input": "a"}, 404),
 ]
