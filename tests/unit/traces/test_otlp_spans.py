@@ -9,6 +9,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from rayinfer.errors import ConfigError
 from rayinfer.traces.generation_span import GenerationSpan, checked_endpoint, otlp_recorder
+from support.services.polling import wait_until
 
 AWAY = "http://user:secret@127.0.0.1:1/v1/traces"  # a port that nothing listens on
 
@@ -60,8 +61,7 @@ def test_an_endpoint_that_is_away_loses_spans_with_one_line_and_holds_up_nothing
         for number in range(5_000):  # more than the queue holds
             recorder.record(span(number))
         assert time.thread_time() - started_s < 5
-        while not caplog.records:  # the exporter's own tries come first
-            time.sleep(0.05)
+        wait_until(lambda: caplog.records)  # the exporter's own tries come first
         started_s = time.monotonic()
         recorder.close()
         assert time.monotonic() - started_s < 2  # other batches wait, of a second each
