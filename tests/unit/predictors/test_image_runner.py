@@ -103,7 +103,7 @@ def test_a_file_its_bytes_and_its_pixels_are_one_image(tmp_path):
             assert predictor.classify([same]) == expected
         with pytest.raises(BadImage, match="input 0: the image is no JPEG, PNG or WebP image"):
             predictor.classify([b"GIF89a"])
-        with pytest.raises(InvalidParameter, match="the image '.* cannot be read: .*No such file"):
+        with pytest.raises(InvalidParameter, match=r"the image '.* cannot be read: .*No such file"):
             predictor.classify([str(tmp_path / "none.png")])
 
 
