@@ -53,6 +53,15 @@ class PredictionOutput:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TensorSpec:
+    """Name, datatype and shape of a model's input or output."""
+
+    name: str
+    datatype: str = ""  # the Open Inference Protocol's; "" for any
+    shape: tuple[int, ...] | None = None  # -1 for a dimension of any size; None for any shape
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PredictorDescription:
     """Tasks of a predictor, and how its numbers are read."""
 
@@ -67,6 +76,8 @@ class PredictorDescription:
     default_prompt_name: str = ""
     image_size: int = 0  # pixels a side that images are resized to; 0: it takes no images
     similarity: Literal["cosine", "dot", "euclidean", "manhattan"] = "cosine"
+    inputs: tuple[TensorSpec, ...] = ()  # of the task "infer"; of others they follow from the task
+    outputs: tuple[TensorSpec, ...] = ()
     digest: str = ""  # of its weights and of all that its numbers depend on; "": unknown, so nothing is cached
 
     @property

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from rayinfer.errors import Unavailable
 from rayinfer.outputs import EngineStats, RequestOutput, StepMessage
 from rayinfer.predictions import PredictionInput, PredictorDescription
+from rayinfer.predictions import TensorSpec as TensorSpec
 from rayinfer.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -204,15 +205,6 @@ class EngineClient(EngineControl, Protocol):
     def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
         """Yield this router's messages, one per engine step at most; closing it aborts this router's requests."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TensorSpec:
-    """Name, datatype and shape of a model's input or output."""
-
-    name: str
-    datatype: str = ""  # the Open Inference Protocol's; "" for any
-    shape: tuple[int, ...] | None = None  # -1 for a dimension of any size; None for any shape
 
 
 @dataclass(frozen=True, slots=True, eq=False)

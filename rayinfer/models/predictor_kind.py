@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from rayinfer.models.architectures.registry import ARCHITECTURES, HEADLESS
-from rayinfer.models.checkpoints.model_folder import TENSOR_SCHEMA
+from rayinfer.models.checkpoints.model_folder import TENSOR_SCHEMA, registered_name
 from rayinfer.models.config_fields import read_json
 from rayinfer.models.encoders.registry import encoder_architecture
 
@@ -19,7 +19,7 @@ def predictor_kind(folder: Path) -> PredictorKind | None:
 
     A decoder is one that is embedded with: it lies in the layout of sentence-transformers, or has no output head.
     """
-    if (folder / TENSOR_SCHEMA).is_file():
+    if (folder / TENSOR_SCHEMA).is_file() or registered_name(folder) is not None:
         return "tensors"
     architectures = read_json(folder / "config.json").get("architectures")
     name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""

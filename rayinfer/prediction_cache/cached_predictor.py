@@ -1,5 +1,6 @@
 """A predictor whose items are computed once: look-ups in front of its generator."""
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -17,14 +18,24 @@ from rayinfer.predictions import PredictionOutput, PredictionTask, PredictorDesc
 from rayinfer.protocols import GenerationRequest, ModelDescription, ServiceStatus, TextGenerator
 from rayinfer.traces.trace_store import TraceStore
 
+HASHED_AT_ONCE_BYTES = 2**16  # more takes the event loop too long
+LONG_WAIT_S = 0.1  # for another router, after which a request's own time limit has to be cut
+
 
 class RemoteCache(Protocol):
     """A cache that routers share; it never fails, it misses."""
 
     async def get(
-        self, key: CacheKey, task: PredictionTask, predictor: PredictorDescription
+        self, key: CacheKey, task: PredictionTask, predictor: PredictorDescription, priority: int = 0
     ) -> CachedPrediction | None:
-        """Look up a prediction that such a predictor can have made for a task."""
+        """Look up a prediction that such a predictor can have made for a task; wait where another router makes it.
+
+        None: the caller is to make it, then to `put` or to `release` it.
+        """
+        ...
+
+    def release(self, key: CacheKey) -> None:
+        """Let other routers compute an item that was not found, as this one has not; does nothing after `put`."""
         ...
 
     def put(self, key: CacheKey, prediction: CachedPrediction) -> None:
@@ -81,8 +92,25 @@ class CachedPredictor:
     def generate(self, request: GenerationRequest) -> AsyncIterator[RequestOutput]:
         """Yield the output of an item; whatever a dispatcher raises at once is raised at once, but for hits."""
         description = self.describe()
-        key = cache_key(request, description)
-        predictor = description.predictor
+        if _num_bytes(request) > HASHED_AT_ONCE_BYTES:
+            return self._generate_large(request, description)
+        return self._generate(request, cache_key(request, description), description.predictor)
+
+    async def _generate_large(
+        self, request: GenerationRequest, description: ModelDescription
+    ) -> AsyncIterator[RequestOutput]:
+        """Compute an item's key beside the event loop, where it takes milliseconds."""
+        key = await asyncio.to_thread(cache_key, request, description)
+        outputs = self._generate(request, key, description.predictor)
+        try:
+            async for output in outputs:
+                yield output
+        finally:
+            await _close(outputs)
+
+    def _generate(
+        self, request: GenerationRequest, key: CacheKey | None, predictor: PredictorDescription | None
+    ) -> AsyncIterator[RequestOutput]:
         if key is None or predictor is None:
             return self._generator.generate(request)
         if (found := self._memory.get(key)) is not None:
@@ -104,9 +132,19 @@ class CachedPredictor:
         lead: Lead,
         predictor: PredictorDescription,
     ) -> AsyncIterator[RequestOutput]:
-        """Compute an item for all equal ones, unless another router has done so."""
+        """Compute an item for all equal ones, unless another router has done so or does it now."""
+        started_s = self._clock()
         try:
-            found = await self._find_remotely(request, lead.key, predictor)
+            try:
+                async with asyncio.timeout(request.timeout_s):
+                    found = await self._find_remotely(request, lead.key, predictor)
+            except TimeoutError:
+                yield self._ended(request, "timeout")
+                return
+            waited_s = self._clock() - started_s
+            if found is None and request.timeout_s is not None and waited_s > LONG_WAIT_S:
+                await _close(outputs)
+                outputs = self._generator.generate(replace(request, timeout_s=max(0.0, request.timeout_s - waited_s)))
             if found is not None:
                 await _close(outputs)
                 self._memory.put(lead.key, found)
@@ -119,7 +157,10 @@ class CachedPredictor:
                 async for output in computed:
                     yield output
         finally:
+            await _close(outputs)
             lead.leave()
+            if self._remote is not None:
+                self._remote.release(lead.key)
 
     async def _compute(
         self, outputs: AsyncIterator[RequestOutput], lead: Lead, predictor: PredictorDescription
@@ -156,7 +197,7 @@ class CachedPredictor:
     ) -> CachedPrediction | None:
         if self._remote is None or request.prediction is None:
             return None
-        return await self._remote.get(key, request.prediction.task, predictor)
+        return await self._remote.get(key, request.prediction.task, predictor, request.priority)
 
     async def _follow(self, request: GenerationRequest, key: CacheKey, flight: Flight) -> AsyncIterator[RequestOutput]:
         """Wait for an equal item; compute it where its leader leaves it."""
@@ -210,6 +251,11 @@ class CachedPredictor:
             finished=True,
             prediction=prediction,
         )
+
+
+def _num_bytes(request: GenerationRequest) -> int:
+    prediction = request.prediction
+    return 0 if prediction is None else len(prediction.image) + len(prediction.tensors)
 
 
 async def _close(outputs: AsyncIterator[RequestOutput]) -> None:

@@ -5,15 +5,16 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rayinfer.metrics.prediction_cache_counts import BreakerState, PredictionCacheCounts
 from rayinfer.prediction_cache.cache_key import VERSION, CacheKey
 from rayinfer.prediction_cache.circuit_breaker import CircuitBreaker
 from rayinfer.prediction_cache.memory_cache import CachedPrediction
 from rayinfer.prediction_cache.payload import MAX_PAYLOAD_BYTES, InvalidPayload, decode_payload, encode_payload
+from rayinfer.prediction_cache.redis_claims import RedisClaims, claim_name
 from rayinfer.prediction_cache.redis_connection import TIMEOUT_S
 from rayinfer.predictions import PredictionTask, PredictorDescription
 
@@ -32,8 +33,20 @@ class Connection(Protocol):
         """Return the values in the order of their names."""
         ...
 
-    async def set_all(self, values: Sequence[tuple[str, bytes, int]]) -> int:
-        """Write values with their names and seconds to live; returns how many were refused, as memory is full."""
+    async def set_all(self, values: Sequence[tuple[str, bytes, int]], removed: Sequence[str] = ()) -> int:
+        """Write values with their names and seconds to live, then remove names; returns how many were refused."""
+        ...
+
+    async def claim_all(self, claims: Sequence[tuple[str, bytes]], lives_ms: int) -> list[bool]:
+        """Write those of some names that are free; returns which were not taken by another."""
+        ...
+
+    async def renew_all(self, names: Sequence[str], lives_ms: int) -> None:
+        """Let names live as long again."""
+        ...
+
+    async def remove_all(self, names: Sequence[str]) -> None:
+        """Remove names."""
         ...
 
     async def close(self) -> None:
@@ -41,10 +54,18 @@ class Connection(Protocol):
         ...
 
 
-class RedisCache:
-    """A RemoteCache; it never raises, and holds no request up for longer than `timeout_s`.
+class _Value(NamedTuple):
+    """The reply to a look-up."""
 
-    Look-ups of one turn of the event loop are one command, so a list of items is one. Garbage is a miss.
+    content: bytes | None
+    is_known: bool = True  # false: Redis failed, or was not asked
+
+
+class RedisCache:
+    """A RemoteCache; it never raises, and each command takes `timeout_s` at most.
+
+    Look-ups of one turn of the event loop are one command, so a list of items is one. Garbage is a miss. What another
+    router computes now is waited for (`redis_claims.py`).
     """
 
     def __init__(
@@ -61,23 +82,37 @@ class RedisCache:
         self._secret = secret
         self._timeout_s = timeout_s
         self._breaker = CircuitBreaker(clock, self._note_state)
-        self._wanted: list[tuple[CacheKey, asyncio.Future[bytes | None]]] = []
-        self._unwritten: deque[tuple[CacheKey, CachedPrediction]] = deque()
+        self._claims = RedisClaims(connection, self._send, self._start)
+        self._wanted: list[tuple[str, asyncio.Future[_Value]]] = []
+        self._unwritten: deque[_Write] = deque()
         self._writer: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def get(
-        self, key: CacheKey, task: PredictionTask, predictor: PredictorDescription
+        self, key: CacheKey, task: PredictionTask, predictor: PredictorDescription, priority: int = 0
     ) -> CachedPrediction | None:
-        """Look up a prediction that such a predictor can have made for a task."""
-        payload = await self._get_payload(key)
-        if payload is None:
-            return None
-        try:
-            return decode_payload(key, payload, self._secret, task, predictor)
-        except InvalidPayload:
-            self._counts.count_redis_error("invalid")
-            return None
+        """Look up a prediction that such a predictor can have made for a task; wait where another router makes it.
+
+        None: the caller is to make it, then to `put` or to `release` it.
+        """
+        value = await self._get(_name(key))
+
+        def decoded(value: _Value) -> CachedPrediction | None:
+            return self._decode(key, value.content, task, predictor)
+
+        async def read() -> CachedPrediction | None:
+            return decoded(await self._get(_name(key)))
+
+        async def read_claim() -> bytes | None:
+            return (await self._get(claim_name(key))).content
+
+        if (found := decoded(value)) is not None or not value.is_known:
+            return found
+        return await self._claims.wait(key, priority, read, read_claim)
+
+    def release(self, key: CacheKey) -> None:
+        """Let other routers compute an item that was not found, as this one has not."""
+        self._claims.release(key)
 
     def put(self, key: CacheKey, prediction: CachedPrediction) -> None:
         """Write a prediction soon; it is dropped where Redis is not asked, or is slower than engines."""
@@ -86,7 +121,7 @@ class RedisCache:
         if len(self._unwritten) >= MAX_WRITES:
             self._counts.count_redis_error("dropped")
             return
-        self._unwritten.append((key, prediction))
+        self._unwritten.append(_Write(key, prediction, self._claims.end(key)))
         if self._writer is None or self._writer.done():
             self._writer = self._start(self._write())
 
@@ -101,12 +136,23 @@ class RedisCache:
         except Exception as error:
             logger.debug("closing the connections to Redis failed: %s", type(error).__name__)
 
-    def _get_payload(self, key: CacheKey) -> "asyncio.Future[bytes | None]":
+    def _decode(
+        self, key: CacheKey, payload: bytes | None, task: PredictionTask, predictor: PredictorDescription
+    ) -> CachedPrediction | None:
+        if payload is None:
+            return None
+        try:
+            return decode_payload(key, payload, self._secret, task, predictor)
+        except InvalidPayload:
+            self._counts.count_redis_error("invalid")
+            return None
+
+    def _get(self, name: str) -> "asyncio.Future[_Value]":
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[bytes | None] = loop.create_future()
+        future: asyncio.Future[_Value] = loop.create_future()
         if not self._wanted:
             loop.call_soon(self._look_up)
-        self._wanted.append((key, future))
+        self._wanted.append((name, future))
         return future
 
     def _look_up(self) -> None:
@@ -117,20 +163,20 @@ class RedisCache:
             if self._breaker.allows():
                 self._start(self._fetch(some))
             else:
-                _answer(some, [None] * len(some))
+                _answer(some, [_UNKNOWN] * len(some))
 
-    async def _fetch(self, wanted: "Sequence[tuple[CacheKey, asyncio.Future[bytes | None]]]") -> None:
-        payloads: Sequence[bytes | None] = [None] * len(wanted)
+    async def _fetch(self, wanted: "Sequence[tuple[str, asyncio.Future[_Value]]]") -> None:
+        values: Sequence[_Value] = [_UNKNOWN] * len(wanted)
         try:
             async with asyncio.timeout(self._timeout_s):
-                found = await self._connection.get_all([_name(key) for key, _ in wanted])
+                found = await self._connection.get_all([name for name, _ in wanted])
             if len(found) == len(wanted):
-                payloads = found
+                values = [_Value(content) for content in found]
             self._breaker.record_success()
         except Exception as error:
             self._note_failure(error)
         finally:
-            _answer(wanted, payloads)
+            _answer(wanted, values)
 
     async def _write(self) -> None:
         while self._unwritten and self._breaker.state == "closed":
@@ -139,15 +185,29 @@ class RedisCache:
                 self._unwritten.popleft()
             values = [
                 (_name(key), encode_payload(key, prediction, self._secret), _seconds_to_live())
-                for key, prediction in some
+                for key, prediction, _ in some
             ]
+            claims = [claim_name(each.key) for each in some if each.is_claimed]
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    num_refused = await self._connection.set_all(values)
+                    num_refused = await self._connection.set_all(values, claims)
                 self._counts.count_redis_error("refused", num_refused)
             except Exception as error:
                 self._note_failure(error)
         self._unwritten.clear()
+
+    async def _send(self, command: Callable[[], Awaitable[object]]) -> object | None:
+        """Send a command; None where Redis fails or is not asked. It runs in a task that no request cancels."""
+        if not self._breaker.allows():
+            return None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                reply = await command()
+        except Exception as error:
+            self._note_failure(error)
+            return None
+        self._breaker.record_success()
+        return reply
 
     def _start(self, work: "asyncio._CoroutineLike[None]") -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -166,12 +226,21 @@ class RedisCache:
             logger.warning("Redis fails, and is not asked for some seconds; predictions are computed")
 
 
-def _answer(
-    wanted: "Sequence[tuple[CacheKey, asyncio.Future[bytes | None]]]", payloads: Sequence[bytes | None]
-) -> None:
-    for (_, future), payload in zip(wanted, payloads, strict=True):
+class _Write(NamedTuple):
+    """A prediction to be written, and whether this router has a claim on it."""
+
+    key: CacheKey
+    prediction: CachedPrediction
+    is_claimed: bool
+
+
+_UNKNOWN = _Value(None, is_known=False)
+
+
+def _answer(wanted: "Sequence[tuple[str, asyncio.Future[_Value]]]", values: Sequence[_Value]) -> None:
+    for (_, future), value in zip(wanted, values, strict=True):
         if not future.done():
-            future.set_result(payload)
+            future.set_result(value)
 
 
 def _name(key: CacheKey) -> str:

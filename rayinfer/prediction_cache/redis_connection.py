@@ -36,13 +36,36 @@ class RedisConnection:
         values: list[bytes | None] = await self._client.mget(names)
         return values
 
-    async def set_all(self, values: Sequence[tuple[str, bytes, int]]) -> int:
-        """Write values with their names and seconds to live, in one round trip; returns how many were refused."""
+    async def set_all(self, values: Sequence[tuple[str, bytes, int]], removed: Sequence[str] = ()) -> int:
+        """Write values with their names and seconds to live, then remove names, in one round trip.
+
+        Returns how many values were refused, as memory is full.
+        """
         pipeline = self._client.pipeline(transaction=False)
         for name, value, lives_s in values:
             pipeline.set(name, value, ex=lives_s)
+        if removed:
+            pipeline.delete(*removed)
         replies = await pipeline.execute(raise_on_error=False)
-        return sum(isinstance(reply, Exception) for reply in replies)
+        return sum(isinstance(reply, Exception) for reply in replies[: len(values)])
+
+    async def claim_all(self, claims: Sequence[tuple[str, bytes]], lives_ms: int) -> list[bool]:
+        """Write those of some names that are free; returns which were not taken, as is what Redis refuses to write."""
+        pipeline = self._client.pipeline(transaction=False)
+        for name, value in claims:
+            pipeline.set(name, value, nx=True, px=lives_ms)
+        return [reply is not None for reply in await pipeline.execute(raise_on_error=False)]
+
+    async def renew_all(self, names: Sequence[str], lives_ms: int) -> None:
+        """Let names live as long again."""
+        pipeline = self._client.pipeline(transaction=False)
+        for name in names:
+            pipeline.pexpire(name, lives_ms)
+        await pipeline.execute(raise_on_error=False)
+
+    async def remove_all(self, names: Sequence[str]) -> None:
+        """Remove names."""
+        await self._client.delete(*names)
 
     async def close(self) -> None:
         """Close all connections."""

@@ -15,11 +15,11 @@ from rayinfer.predictors.batching import BatchingSettings, DynamicBatcher
 from rayinfer.predictors.build_runner import build_runner
 from rayinfer.predictors.cost_model import CostModel
 from rayinfer.predictors.image_decoding import ImageDecoder
-from rayinfer.predictors.image_shape import read_image_shape
 from rayinfer.predictors.predictor_engine import PredictorEngine
 from rayinfer.predictors.predictor_request import ImageSource, PredictorRequest
 from rayinfer.predictors.probes import probe_item
 from rayinfer.predictors.runner import Runner
+from rayinfer.predictors.runners.image_processing import read_image_processing
 from rayinfer.predictors.weights_digest import weights_digest
 from rayinfer.protocols import ModelDescription
 
@@ -42,11 +42,11 @@ def build_predictor_engine(config: EngineConfig, folder: Path | None) -> Predict
     check_predictor_settings(config)
     runner = build_runner(config, folder)
     images = None
-    if folder is not None and (size := runner.description.image_size):
+    if folder is not None and runner.description.image_size:
         limits = ImageLimits(
             max_bytes=config.max_image_bytes, max_pixels=config.max_image_pixels, max_side=config.max_image_side
         )
-        images = ImageDecoder(read_image_shape(folder, size), limits)
+        images = ImageDecoder(read_image_processing(folder).shape, limits)
     digest = weights_digest(config, folder)
     return assemble_engine(config, runner, partial(_load_again, config, folder, digest), images, digest=digest)
 

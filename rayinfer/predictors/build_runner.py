@@ -14,7 +14,7 @@ from rayinfer.models.loader import torch_dtype
 from rayinfer.models.model_config import read_model_config
 from rayinfer.models.predictor_kind import predictor_kind
 from rayinfer.predictors.optimized.optimized_runner import build_optimized_runner, build_script_runner
-from rayinfer.predictors.registered import find_registered_predictor
+from rayinfer.predictors.registered import registered_predictor_of
 from rayinfer.predictors.runner import Runner
 from rayinfer.predictors.runners.decoder_runner import build_decoder_runner
 from rayinfer.predictors.runners.image_runner import build_image_runner
@@ -32,7 +32,7 @@ def build_runner(config: EngineConfig, folder: Path | None, device: torch.device
     if config.num_ranks > 1:
         raise ConfigError(f"predictors run on one rank, not on {config.num_ranks}: start more engines instead")
     set_threads(config, device)
-    if (registered := find_registered_predictor(config.model)) is not None:
+    if (registered := registered_predictor_of(config.model, folder)) is not None:
         return TensorRunner(registered, device)
     assert folder is not None, "only registered predictors have none"
     if is_optimized(folder):

@@ -55,22 +55,17 @@ def _check_header(image: Image.Image, limits: ImageLimits) -> None:
 
 def _upright(image: Image.Image, shape: ImageShape | None) -> Image.Image:
     if shape is not None and image.width * image.height > DRAFT_PIXELS:
-        needed = 2 * max(shape.height, shape.width, shape.shortest_edge)
+        needed = 2 * max(shape.height, shape.width, shape.shortest_edge, *(shape.scaled or ()))
         image.draft("RGB", (needed, needed))  # of JPEGs only
-    return ImageOps.exif_transpose(image).convert("RGB")
+    ImageOps.exif_transpose(image, in_place=True)
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _resized(image: Image.Image, shape: ImageShape) -> Image.Image:
-    if not shape.shortest_edge:
-        return image.resize((shape.width, shape.height), shape.resample)
-    shortest, width, height = shape.shortest_edge, image.width, image.height
-    if width <= height:
-        size = (shortest, min(int(shortest * height / width), 64 * shortest))
-    else:
-        size = (min(int(shortest * width / height), 64 * shortest), shortest)
-    image = image.resize(size, shape.resample)
+    height, width = shape.scaled_size(image.height, image.width)
+    image = image.resize((width, height), shape.resample)
     left, top = (image.width - shape.width) // 2, (image.height - shape.height) // 2
-    return image.crop((left, top, left + shape.width, top + shape.height))  # black where it is smaller
+    return image.crop((left, top, left + shape.width, top + shape.height))
 
 
 def decode_for_parent(shape: dict[str, Any], limits: dict[str, Any]) -> None:

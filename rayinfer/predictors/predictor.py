@@ -20,15 +20,18 @@ from rayinfer.prediction_outputs import (
     prediction_output,
     similarity,
 )
-from rayinfer.predictions import PredictionTask, PredictorDescription
+from rayinfer.prediction_specs import prediction_specs
+from rayinfer.predictions import PredictionTask, PredictorDescription, TensorSpec
 from rayinfer.predictors.build_runner import build_runner
-from rayinfer.predictors.predictor_inputs import as_inputs, check_task, cut_into_batches, make_item
+from rayinfer.predictors.predictor_inputs import as_inputs, as_pairs, check_task, cut_into_batches, make_items
 from rayinfer.predictors.registered import find_registered_predictor
 from rayinfer.predictors.runner import Runner, RunnerResult
+from rayinfer.predictors.runners.image_processing import read_image_processing
 from rayinfer.token_entities import OUTSIDE, Aggregation, Entity, find_entities, scored_tokens
 from rayinfer.tokenization.tokenizer import Tokenizer
 
 DEFAULT_BATCH_TOKENS = {"cpu": 2048, "cuda": 16_384}
+IMAGES_AT_ONCE = 64  # in memory
 
 
 class Predictor:
@@ -55,6 +58,16 @@ class Predictor:
         self._runner: Runner | None = build_runner(self.config, folder, chosen)
         reads_texts = folder is not None and self._runner.max_input_tokens > 0
         self.tokenizer = Tokenizer.from_folder(folder) if folder is not None and reads_texts else None
+        reads_images = folder is not None and self._runner.description.image_size > 0
+        self._image_shape = read_image_processing(folder).shape if folder is not None and reads_images else None
+
+    def __repr__(self) -> str:
+        if self._runner is None:
+            return f"Predictor({self.config.model!r}, closed)"
+        does = ", ".join(self.description.tasks)
+        takes = ", ".join(map(_shown_spec, self.inputs))
+        returns = ", ".join(map(_shown_spec, self.outputs))
+        return f"Predictor({self.config.model!r}, tasks: {does}; inputs: {takes or '-'}; outputs: {returns or '-'})"
 
     @property
     def description(self) -> PredictorDescription:
@@ -66,15 +79,36 @@ class Predictor:
         """Longest text, special tokens included; 0 where it takes no text."""
         return self._open.max_input_tokens
 
+    @property
+    def inputs(self) -> Sequence[TensorSpec]:
+        """Names, datatypes and shapes of what it takes, as services describe it; -1 is the batch, or any size."""
+        return prediction_specs(self.description).inputs
+
+    @property
+    def outputs(self) -> Sequence[TensorSpec]:
+        """Names, datatypes and shapes of what services return of it."""
+        return prediction_specs(self.description).outputs
+
     # Numbers of any model
 
-    def predict(self, value: Any, *, truncate: bool = False) -> RunnerResult:
-        """Return the model's raw numbers for one input: a text, a pair of texts, an image or named tensors."""
-        return self.predict_batch([value], truncate=truncate)[0]
+    def predict(self, value: Any, *, raw: bool = False, truncate: bool = False) -> RunnerResult:
+        """Return the numbers of one input, as a service does: a text, a pair of texts, an image or named tensors.
 
-    def predict_batch(self, inputs: Sequence[Any], *, truncate: bool = False) -> list[RunnerResult]:
-        """Return the raw numbers of several inputs, in their order."""
-        return self._run(self.description.tasks[0], inputs, truncate=truncate)
+        They are an embedding, normalized as the model has it and behind its default prompt, probabilities, relevance,
+        or named tensors. `raw` are the model's own numbers, before all that.
+        """
+        return self.predict_batch([value], raw=raw, truncate=truncate)[0]
+
+    def predict_batch(self, inputs: Sequence[Any], *, raw: bool = False, truncate: bool = False) -> list[RunnerResult]:
+        """Return the numbers of several inputs, in their order."""
+        description, task = self.description, self.description.tasks[0]
+        listed = as_inputs(inputs)
+        if raw or task == "infer":
+            return self._run(task, listed, truncate=truncate)
+        if task in ("embed", "token_embed"):
+            prompted = self._prompted(listed, None)
+            return [finish_embedding(each, description) for each in self._arrays(task, prompted, truncate=truncate)]
+        return [activated(each, description.activation) for each in self._arrays(task, listed, truncate=truncate)]
 
     # Embeddings
 
@@ -93,9 +127,7 @@ class Predictor:
         embeddings, and `normalize` is the model's own way by default.
         """
         check_task(self._open, "embed", "embed")
-        prompt = self._prompt(prompt_name)
-        listed = [texts] if isinstance(texts, str) else as_inputs(texts)
-        prompted = [prompt + text if isinstance(text, str) else text for text in listed]
+        prompted = self._prompted([texts] if isinstance(texts, str) else as_inputs(texts), prompt_name)
         vectors = np.stack(self._arrays("embed", prompted, truncate=truncate))
         finished = finish_embedding(vectors, self.description, dimensions, normalize)
         return finished[0] if isinstance(texts, str) else finished
@@ -147,15 +179,15 @@ class Predictor:
     # Relevance
 
     def score(
-        self, query: str | Sequence[tuple[str, str]], documents: Sequence[str] | None = None, *, raw: bool = False,
-        truncate: bool = False,
+        self, query: str | Sequence[str] | Sequence[tuple[str, str]], documents: Sequence[str] | None = None, *,
+        raw: bool = False, truncate: bool = False,
     ) -> FloatArray:  # fmt: skip
-        """Return the relevance of each document to a query, or of each of a list of pairs.
+        """Return the relevance of each document to a query or to that of its place, or of each of a list of pairs.
 
         Rerankers read both texts at once; `raw` leaves their activation out. Of embedders it is the similarity.
         """
         task = check_task(self._open, "score", "score", "embed")
-        pairs = _pairs(query, documents)
+        pairs = as_pairs(query, documents)
         if task == "embed":
             return self._similarities(pairs, truncate=truncate)
         scores = np.stack(self._arrays("score", pairs, truncate=truncate))[:, 0]
@@ -184,26 +216,29 @@ class Predictor:
         return self._runner
 
     def _run(self, task: PredictionTask, inputs: Sequence[Any], *, truncate: bool) -> list[RunnerResult]:
-        runner = self._open
-        items = [
-            make_item(runner, self.tokenizer, task, value, f"input {index}", truncate=truncate)
-            for index, value in enumerate(as_inputs(inputs))
-        ]
+        runner, shape, listed = self._open, self._image_shape, as_inputs(inputs)
+        at_once = len(listed) if shape is None else IMAGES_AT_ONCE
         results: dict[int, RunnerResult] = {}
-        for batch in cut_into_batches(items, self._batch_size):
-            results |= dict(zip(batch, runner.run([items[index] for index in batch]), strict=True))
-        return [_checked_result(results[index], index) for index in range(len(items))]
+        for first in range(0, len(listed), at_once):
+            values = listed[first : first + at_once]
+            items = make_items(runner, self.tokenizer, shape, task, values, first, truncate=truncate)
+            for batch in cut_into_batches(items, self._batch_size, runner.description.image_cost):
+                found = runner.run([items[index] for index in batch])
+                results |= {first + index: each for index, each in zip(batch, found, strict=True)}
+        return [_checked_result(results[index], index) for index in range(len(listed))]
 
     def _arrays(self, task: PredictionTask, inputs: Sequence[Any], *, truncate: bool) -> list[npt.NDArray[np.float32]]:
         return [array for array in self._run(task, inputs, truncate=truncate) if not isinstance(array, dict)]
 
-    def _prompt(self, name: str | None) -> str:
+    def _prompted(self, texts: Sequence[Any], name: str | None) -> list[Any]:
+        """Put a prompt before texts, by its name; None: the model's default."""
         description = self.description
         name = description.default_prompt_name if name is None else name
         if name and name not in description.prompts:
             known = ", ".join(description.prompts) or "none"
             raise InvalidParameter(f"prompt_name {shown(name)} is not one of the model's: {known}", "prompt_name")
-        return description.prompts[name] if name else ""
+        prompt = description.prompts[name] if name else ""
+        return [prompt + text if isinstance(text, str) and text else text for text in texts]
 
     def _similarities(self, pairs: Sequence[tuple[str, str]], *, truncate: bool) -> FloatArray:
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
@@ -213,16 +248,8 @@ class Predictor:
         return np.array(scores, dtype=np.float32)
 
 
-def _pairs(query: Any, documents: Any) -> list[tuple[str, str]]:
-    if isinstance(query, str):
-        return [(query, document) for document in as_inputs(documents)]
-    if documents is not None:
-        raise InvalidParameter("documents must not be given beside a list of pairs", "documents")
-    pairs = as_inputs(query)
-    for index, pair in enumerate(pairs):
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise InvalidParameter(f"input {index} must be a pair of texts, got {shown(pair)}", "inputs")
-    return [(pair[0], pair[1]) for pair in pairs]
+def _shown_spec(spec: TensorSpec) -> str:
+    return f"{spec.name} {spec.datatype}{'' if spec.shape is None else list(spec.shape)}"
 
 
 def _checked_result(result: RunnerResult, index: int) -> RunnerResult:

@@ -2,14 +2,17 @@
 
 import importlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rayinfer.engine.worker.cores import usable_cores
 from rayinfer.errors import BadImage, InvalidParameter, NotSupported, PromptTooLong, shown
 from rayinfer.predictions import PredictionTask
+from rayinfer.predictors.image_shape import ImageShape
 from rayinfer.predictors.runner import Runner, RunnerItem
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer.tokenization.truncation import Truncation
@@ -24,14 +27,66 @@ def as_inputs(inputs: Any) -> list[Any]:
     return list(inputs)
 
 
+def as_pairs(query: Any, documents: Any) -> list[tuple[str, str]]:
+    """Make pairs of a query and documents, of two lists of one length, or of a list of pairs."""
+    if documents is None:
+        pairs = as_inputs(query)
+        for index, pair in enumerate(pairs):
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise InvalidParameter(f"input {index} must be a pair of texts, got {shown(pair)}", "inputs")
+        return [(pair[0], pair[1]) for pair in pairs]
+    listed = as_inputs(documents)
+    queries = [query] * len(listed) if isinstance(query, str) else as_inputs(query)
+    if not all(isinstance(each, str) for each in queries):
+        raise InvalidParameter("documents must not be given beside a list of pairs", "documents")
+    if len(queries) != len(listed):
+        raise InvalidParameter(
+            f"documents must be as many as the queries, {len(queries)}, got {len(listed)}", "documents"
+        )
+    return list(zip(queries, listed, strict=True))
+
+
+def make_items(
+    runner: Runner,
+    tokenizer: Tokenizer | None,
+    shape: ImageShape | None,
+    task: PredictionTask,
+    values: Sequence[Any],
+    first: int,
+    *,
+    truncate: bool,
+) -> list[RunnerItem]:
+    """Make items of inputs whose first one has this number; encoded images are decoded on all cores."""
+
+    def make(index: int) -> RunnerItem:
+        place = f"input {first + index}"
+        return make_item(runner, tokenizer, task, values[index], place, shape=shape, truncate=truncate)
+
+    if shape is None or len(values) == 1:
+        return [make(index) for index in range(len(values))]
+    with ThreadPoolExecutor(max(1, len(usable_cores())), thread_name_prefix="images") as threads:
+        return list(threads.map(make, range(len(values))))
+
+
 def make_item(
-    runner: Runner, tokenizer: Tokenizer | None, task: PredictionTask, value: Any, place: str, *, truncate: bool
+    runner: Runner,
+    tokenizer: Tokenizer | None,
+    task: PredictionTask,
+    value: Any,
+    place: str,
+    *,
+    shape: ImageShape | None = None,
+    truncate: bool,
 ) -> RunnerItem:
-    """Make an item of a text, a pair of texts, an image or named tensors, whatever the model takes."""
+    """Make an item of a text, a pair of texts, an image or named tensors, whatever the model takes.
+
+    With a shape, encoded images are decoded to it, as engines do; others get it by the runner.
+    """
     if tokenizer is not None:
         return _text_item(tokenizer, task, value, place, runner.max_input_tokens, truncate=truncate)
     if runner.description.image_size:
-        return RunnerItem(task=task, pixels=_image(value, place), is_resized=False)
+        pixels, is_resized = _image(value, place, shape)
+        return RunnerItem(task=task, pixels=pixels, is_resized=is_resized)
     if not isinstance(value, Mapping):
         raise InvalidParameter(f"{place} must be tensors by name, got {shown(value)}", "inputs")
     return RunnerItem(task=task, tensors={str(name): np.asarray(tensor) for name, tensor in value.items()})
@@ -42,6 +97,8 @@ def _text_item(
 ) -> RunnerItem:
     truncation = Truncation(max_tokens, "right") if truncate else None
     num_first_tokens = 0
+    if isinstance(value, str | tuple | list) and not any(value):
+        raise InvalidParameter(f"{place} must not be empty", "inputs")
     if isinstance(value, str):
         token_ids = tokenizer.encode(value, truncation=truncation)
     elif isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(text, str) for text in value):
@@ -58,12 +115,15 @@ def _text_item(
     return RunnerItem(task=task, token_ids=token_ids, num_first_tokens=num_first_tokens)
 
 
-def _image(value: Any, place: str) -> npt.NDArray[Any]:
-    """Accept a file's path or bytes, arrays, and images of Pillow in RGB, which numpy reads."""
+def _image(value: Any, place: str, shape: ImageShape | None) -> tuple[npt.NDArray[Any], bool]:
+    """Return pixels and whether they have the model's size.
+
+    Accepted are a file's path or bytes, arrays, and images of Pillow in RGB, which numpy reads.
+    """
     if isinstance(value, str | Path):
         value = _file(Path(value), place)
     if isinstance(value, bytes):
-        return _decoded(value, place)
+        return _decoded(value, place, shape), shape is not None
     pixels = np.asarray(value)
     if pixels.dtype not in (np.uint8, np.float32):
         raise InvalidParameter(
@@ -71,7 +131,7 @@ def _image(value: Any, place: str) -> npt.NDArray[Any]:
             f" one of float32 [3, height, width] that is normalized, got {shown(value)}",
             "inputs",
         )
-    return pixels
+    return pixels, False
 
 
 def _file(path: Path, place: str) -> bytes:
@@ -81,21 +141,21 @@ def _file(path: Path, place: str) -> bytes:
         raise InvalidParameter(f"{place}: the image {shown(str(path))} cannot be read: {error}", "inputs") from None
 
 
-def _decoded(content: bytes, place: str) -> npt.NDArray[np.uint8]:
+def _decoded(content: bytes, place: str, shape: ImageShape | None) -> npt.NDArray[np.uint8]:
     # By name: models that take no images need no decoder.
     worker = importlib.import_module("rayinfer.predictors.image_worker")
     try:
-        return np.asarray(worker.decode_image(content, None))
+        return np.asarray(worker.decode_image(content, shape))
     except worker.RefusedImage as error:
         raise BadImage(f"{place}: {error}", "inputs") from None
 
 
-def cut_into_batches(items: Sequence[RunnerItem], max_tokens: int) -> list[list[int]]:
+def cut_into_batches(items: Sequence[RunnerItem], max_tokens: int, image_cost: int) -> list[list[int]]:
     """Cut items, by their numbers, into batches of so many tokens; a longer one runs alone.
 
-    They go by length, so that equal ones meet; of images and tensors one counts as all.
+    They go by length, so that equal ones meet; tensors count as all tokens.
     """
-    costs = [len(item.token_ids) or max_tokens for item in items]
+    costs = [len(item.token_ids) or (max_tokens if item.pixels is None else image_cost) for item in items]
     batches: list[list[int]] = []
     room = 0
     for index in sorted(range(len(items)), key=lambda index: -costs[index]):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from rayinfer.entry_points import MODELS, call_entry_point, entry_point_names
 from rayinfer.errors import ConfigError, ModelLoadError
 from rayinfer.models.architectures.registry import ARCHITECTURES
+from rayinfer.models.checkpoints.model_folder import registered_name
 from rayinfer.protocols import TensorSpec
 
 DATATYPES = {
@@ -59,6 +61,12 @@ def register_predictor(
 def unregister_predictor(name: str) -> None:
     """Forget a predictor; one that is not there is ignored."""
     _registered.pop(name, None)
+
+
+def registered_predictor_of(name: str, folder: Path | None) -> RegisteredPredictor | None:
+    """Return the registered predictor that a model's name means, or the folder that `resolve_model` gave it."""
+    known = None if folder is None else registered_name(folder)
+    return find_registered_predictor(known or name)
 
 
 def find_registered_predictor(name: str) -> RegisteredPredictor | None:

@@ -8,7 +8,7 @@ import xxhash
 from rayinfer import __version__
 from rayinfer.config import EngineConfig
 from rayinfer.engine.ranks.rank_coordinates import any_device
-from rayinfer.predictors.registered import find_registered_predictor
+from rayinfer.predictors.registered import registered_predictor_of
 
 SUFFIXES = frozenset((".json", ".safetensors", ".onnx", ".data", ".pt2", ".pt", ".bin"))
 SETTINGS = ("dtype", "quantization", "deterministic", "max_model_len", "load_format", "seed")
@@ -20,7 +20,7 @@ def weights_digest(config: EngineConfig, folder: Path | None) -> str:
 
     Contents of files count, as weights may be replaced in place.
     """
-    if folder is None or find_registered_predictor(config.model) is not None:
+    if folder is None or registered_predictor_of(config.model, folder) is not None:
         return ""  # its code may do anything
     digest = xxhash.xxh3_128()
     settings = [f"{name}={getattr(config, name)}" for name in SETTINGS]

@@ -77,7 +77,7 @@ _TEI_TYPES: Mapping[int, str] = {
 
 # By the beginning of a path.
 _FORMATS: tuple[tuple[str, ErrorFormat], ...] = (
-    ("/v2/rerank", openai_error),  # Cohere's
+    *((path, openai_error) for path in ("/v2/rerank", "/v2/embed")),  # Cohere's
     ("/v2", kserve_error),
     *((path, tgi_error) for path in ("/generate", "/generate_stream", "/chat_tokenize", "/info")),
     *((path, tei_error) for path in ("/embed", "/embed_all", "/predict", "/similarity", "/decode")),

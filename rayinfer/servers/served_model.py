@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rayinfer.errors import InvalidParameter, NotReady, NotSupported, RequestError, TaskNotServed, UnknownModel
+from rayinfer.errors import InvalidParameter, NotReady, RequestError, TaskNotServed, UnknownModel
 from rayinfer.predictions import PredictionTask
 from rayinfer.protocols import EngineControl, TextGenerator
 from rayinfer.tokenization.chat_template import ChatTemplate
@@ -82,11 +82,11 @@ class ServedModel:
 
     @property
     def text_tokenizer(self) -> Tokenizer:
-        """The tokenizer; raises NotSupported where the model reads no texts."""
+        """The tokenizer; raises TaskNotServed where the model reads no texts."""
         tasks = self.tasks
         if tasks is not None and set(tasks) <= WITHOUT_TEXTS:
             kind = "images" if "classify_images" in tasks else "tensors"
-            raise NotSupported(f"The model {self.name!r} takes {kind} and no texts: it has no tokens.", "model")
+            raise TaskNotServed(f"The model {self.name!r} takes {kind} and no texts: it has no tokens.", "model")
         return self.tokenizer
 
     @property

@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from pydantic import BaseModel
 
-from rayinfer.errors import InvalidParameter, NotSupported
+from rayinfer.errors import InvalidParameter, TaskNotServed
 from rayinfer.servers.caller import recognized_caller, usable_models
 from rayinfer.servers.documented_routes import Endpoint, add_route
 from rayinfer.servers.error_formats import choose_error_format, tgi_error
@@ -29,6 +29,7 @@ from rayinfer.servers.openapi import TGI_ERRORS
 from rayinfer.servers.path_models import PATH_MODEL, find_path_model
 from rayinfer.servers.pooling.schemas import RerankBody
 from rayinfer.servers.pooling.scores import ScoreEndpoints
+from rayinfer.servers.prediction.image_classification import ImageEndpoint, has_raw_image
 from rayinfer.servers.prediction.service import PredictionService
 from rayinfer.servers.served_model import ALL_TASKS, LIST_TASKS, ServedModel, Task
 from rayinfer.servers.tei.endpoints import TeiEndpoints
@@ -102,7 +103,7 @@ def add_shared_routes(app: FastAPI, predictions: PredictionService, endpoints: S
     """Add the other paths, behind all that begin with /models."""
     service, openai, tgi = predictions.generation, endpoints.openai, endpoints.tgi
     scores, tei = ScoreEndpoints(predictions), TeiEndpoints(predictions)
-    root = _root_endpoint(service, tgi, tei)
+    root = _root_endpoint(service, tgi, tei, ImageEndpoint(predictions))
     invocations = [
         BodyEndpoint(("inputs",), root, (GenerateBody, EmbedBody, PredictBody, SimilarityBody)),
         BodyEndpoint(("messages",), openai.create_chat_completion, (ChatCompletionBody,)),
@@ -145,7 +146,7 @@ def _tokenize_endpoint(service: GenerationService, tgi: TgiEndpoints) -> Endpoin
     return tokenize
 
 
-def _root_endpoint(service: GenerationService, tgi: TgiEndpoints, tei: TeiEndpoints) -> Endpoint:
+def _root_endpoint(service: GenerationService, tgi: TgiEndpoints, tei: TeiEndpoints, images: ImageEndpoint) -> Endpoint:
     """Return the endpoint of the root, where clients of the Hub post `inputs` to a model of any task."""
     endpoints: Mapping[Task, Endpoint] = {
         "generate": tgi.generate_at_root,
@@ -154,11 +155,14 @@ def _root_endpoint(service: GenerationService, tgi: TgiEndpoints, tei: TeiEndpoi
         "classify": tei.classify_at_root,
         "token_classify": EntityEndpoint(tei).find,
         "token_embed": tei.embed_all,
+        "classify_images": images.classify_at_root,
     }
 
     async def answer(request: Request) -> Response:
-        """POST /, by the task of the model."""
+        """POST /, by the task of the model; an image itself is for one that classifies images."""
         choose_error_format(request.scope, tgi_error)
+        if await has_raw_image(request):
+            return await images.classify_at_root(request)
 
         def choose(raw: dict[str, Any]) -> Endpoint:
             if isinstance(raw.get("inputs"), dict):
@@ -167,7 +171,7 @@ def _root_endpoint(service: GenerationService, tgi: TgiEndpoints, tei: TeiEndpoi
             done = ("generate",) if model.tasks is None else model.tasks
             task = next((task for task in ALL_TASKS if task in done and task in endpoints), None)
             if task is None:
-                raise NotSupported(f"The model {model.name!r} has no answer here; use /v2/models/NAME/infer.", "model")
+                raise TaskNotServed(f"The model {model.name!r} has no answer here; use /v2/models/NAME/infer.", "model")
             return endpoints[task]
 
         return await (await service.prepare(request, choose))(request)

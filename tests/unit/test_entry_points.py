@@ -1,6 +1,7 @@
 """Packages of others, installed into a folder of the test's and used in a process of its own."""
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -157,3 +158,68 @@ def test_a_name_that_is_taken_is_refused_with_a_warning(found, name):
         line.startswith("WARNING entry point") and f":{name} =" in line and "package acme is refused" in line
         for line in found[1].splitlines()
     )
+
+
+SUMS = """
+import torch
+from rayinfer import register_predictor
+from rayinfer.protocols import TensorSpec
+
+class Sums(torch.nn.Module):
+    def forward(self, x):
+        return x.sum(-1)
+
+def register(name):
+    register_predictor(
+        name,
+        Sums,
+        inputs=[TensorSpec(name="x", datatype="FP32", shape=(-1, 3))],
+        outputs=[TensorSpec(name="sum", datatype="FP32", shape=(-1,))],
+    )
+
+def register_nothing(name):
+    pass
+"""
+SERVE = """
+import json, sys
+import numpy as np
+sys.path.append(sys.argv[1])
+from rayinfer.config import engine_config
+from rayinfer.errors import RayinferError
+from rayinfer.models.checkpoints.sources import resolve_model
+from rayinfer.models.predictor_kind import predictor_kind
+from rayinfer_deployments.cli.checked_folders import check_folder
+folder = resolve_model("acme-sums")
+found = {"kind": predictor_kind(folder), "needs torch": "torch" in sys.modules}
+found["same"] = folder == resolve_model("acme-sums")
+check_folder(folder)
+from rayinfer import Predictor
+from rayinfer.predictors.build_engine import build_predictor_engine
+engine = build_predictor_engine(engine_config(model=str(folder), num_threads=1), folder)  # as services name it
+found["tasks"], found["digest"] = engine.description.predictor.tasks, engine.description.predictor.digest
+engine.exit()
+with Predictor("acme-sums") as predictor:
+    found["shown"] = repr(predictor)
+    found["sum"] = predictor.predict({"x": np.ones((2, 3), np.float32)})["sum"].tolist()
+try:
+    Predictor("acme-nothing")
+except RayinferError as error:
+    found["nothing"] = str(error)
+print(json.dumps(found))
+"""
+
+
+def test_a_packages_predictor_is_a_model_to_serve(tmp_path):
+    site = tmp_path / "site"
+    site.mkdir()
+    points = "[rayinfer.models]\nacme-sums = acme_sums:register\nacme-nothing = acme_sums:register_nothing\n"
+    install(site, "acme", points, acme_sums=SUMS)
+    environment = os.environ | {"RAYINFER_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", SERVE, str(site)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["kind"], found["needs torch"], found["same"]) == ("tensors", False, True)
+    assert (found["tasks"], found["digest"], found["sum"]) == (["infer"], "", [3.0, 3.0])
+    assert found["shown"] == "Predictor('acme-sums', tasks: infer; inputs: x FP32[-1, 3]; outputs: sum FP32[-1])"
+    assert "registered no predictor" in found["nothing"]

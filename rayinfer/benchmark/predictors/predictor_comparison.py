@@ -109,7 +109,7 @@ class _Rows:
             case "busy":
                 self._measure_busy(result)
             case "images":
-                for runtime in (OWN, ORT, OPENVINO):
+                for runtime in self._present(result, OWN, ORT, OPENVINO):
                     with self._recording(result, runtime):
                         process = self._runtimes.get(runtime, is_image=True)
                         process.run(images=self._images[:2])
@@ -132,7 +132,7 @@ class _Rows:
             f"{OPENVINO} {SORTED}": (OPENVINO, True),
         }
         for label, (runtime, may_sort) in orders.items():
-            if is_int8 and runtime == SENTENCES:
+            if (is_int8 and runtime == SENTENCES) or not self._is_present(result, label, runtime):
                 continue
             with self._recording(result, label, runtime):
                 process = self._runtimes.get(runtime, is_int8=is_int8)
@@ -167,7 +167,7 @@ class _Rows:
 
     def _measure_busy(self, result: RowResult) -> None:
         texts = self._texts[:NUM_BUSY_TEXTS]
-        for runtime in (OWN, *PEERS):
+        for runtime in self._present(result, OWN, *PEERS):
             with self._recording(result, runtime):
                 process = self._runtimes.get(runtime)
                 process.run(texts=texts[:NUM_WARM_UP], may_sort=True)
@@ -176,14 +176,24 @@ class _Rows:
                     busy = process.run(texts=texts, may_sort=True).seconds[0]
                 result.add(runtime, {"share": quiet / busy, "texts_s": len(texts) / busy})
 
+    def _present(self, result: RowResult, *runtimes: str) -> list[str]:
+        """Return those runtimes that can be measured."""
+        return [runtime for runtime in runtimes if self._is_present(result, runtime, runtime)]
+
+    def _is_present(self, result: RowResult, label: str, runtime: str) -> bool:
+        """Return whether a system can be measured; record why not, once."""
+        if label in result.missing:
+            return False
+        if (reason := self._runtimes.programs.missing(runtime)) is not None:
+            self._log(f"{label} is not measured: {reason}")
+            result.missing[label] = reason
+        return reason is None
+
     @contextmanager
     def _recording(self, result: RowResult, label: str, runtime: str | None = None) -> Iterator[None]:
         """Record why a system has no figures, in place of an error."""
         runtime = runtime or label
-        reason = result.missing.get(label) or self._runtimes.programs.missing(runtime)
         try:
-            if reason is not None:
-                raise RayinferError(reason)
             self._log(f"{result.row}: {label}")
             result.versions.setdefault(runtime, self._runtimes.programs.version(runtime))
             yield

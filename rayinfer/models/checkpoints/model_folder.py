@@ -13,6 +13,7 @@ MARIAN_FILES = ("source.spm", "target.spm", "vocab.json")  # instead of a tokeni
 IMAGE_SETTINGS = "preprocessor_config.json"
 OPTIMIZED_MANIFEST = "rayinfer_optimized.json"  # of `rayinfer optimize`
 TENSOR_SCHEMA = "tensors.json"  # inputs and outputs beside a TorchScript archive
+REGISTERED_PREDICTOR = "registered_predictor"  # the only field of such a folder's config.json
 
 IMAGE_CLASSIFIER = "ForImageClassification"  # how the names of such architectures end; they have no tokenizer
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth")
@@ -23,7 +24,7 @@ def check_model_folder(folder: Path) -> None:
 
     A loader compares the files of an optimized model with its manifest.
     """
-    if is_optimized(folder) or (folder / TENSOR_SCHEMA).is_file():
+    if is_optimized(folder) or (folder / TENSOR_SCHEMA).is_file() or registered_name(folder) is not None:
         return
     if (folder / IMAGE_SETTINGS).is_file() and not (folder / "tokenizer_config.json").is_file():
         weight_files(folder)  # of a model that reads images alone
@@ -37,6 +38,21 @@ def check_model_folder(folder: Path) -> None:
         if not may_lack:
             raise ModelLoadError(f"{folder / name} is missing: a model folder needs {', '.join(REQUIRED_FILES)}")
     weight_files(folder)
+
+
+def write_registered_folder(name: str, folder: Path) -> None:
+    """Write the folder of a predictor that a package registers by an entry point; it holds the name alone."""
+    (folder / "config.json").write_text(json.dumps({REGISTERED_PREDICTOR: name}))
+
+
+def registered_name(folder: Path) -> str | None:
+    """Return the predictor's name where `write_registered_folder` wrote the folder."""
+    try:
+        raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    name = raw.get(REGISTERED_PREDICTOR) if isinstance(raw, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def is_optimized(folder: Path) -> bool:

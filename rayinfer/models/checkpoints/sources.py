@@ -6,12 +6,13 @@ from pathlib import Path
 import xxhash
 
 from rayinfer.config import cache_folder
+from rayinfer.entry_points import MODELS, entry_point_names
 from rayinfer.errors import ModelLoadError, ModelNotFound
 from rayinfer.models.checkpoints.embedded_download import fetch_embedded_model, fetch_embedded_predictor
 from rayinfer.models.checkpoints.embedded_models import EMBEDDED_MODELS, EMBEDDED_PREDICTORS
 from rayinfer.models.checkpoints.hub import fetch_repository, is_repo_id
 from rayinfer.models.checkpoints.model_cache import CONVERSION_VERSION, build_once
-from rayinfer.models.checkpoints.model_folder import check_model_folder
+from rayinfer.models.checkpoints.model_folder import check_model_folder, write_registered_folder
 
 GGUF_SUFFIX = ".gguf"
 
@@ -20,7 +21,8 @@ def resolve_model(name: str, *, cache: Path | None = None, progress: bool = True
     """Return the absolute path of a folder that holds the model `name` in the one format that everything reads.
 
     It has config.json and safetensors and, if it reads texts, tokenizer.json and tokenizer_config.json. `name` is an
-    embedded name, a folder, a GGUF file or a hub repository. What has to be converted is kept in `cache`.
+    embedded name, a folder, a GGUF file, a predictor that a package registers, or a hub repository. What has to be
+    converted is kept in `cache`.
     """
     cache = cache or cache_folder() / "models"
     if name in EMBEDDED_MODELS:
@@ -33,6 +35,8 @@ def resolve_model(name: str, *, cache: Path | None = None, progress: bool = True
         return path
     if path.is_file():
         return _resolve_file(path, cache, progress=progress)
+    if name in entry_point_names(MODELS):
+        return _registered_folder(name, cache)
     if not _looks_like_a_path(name) and is_repo_id(name):
         folder = fetch_repository(name, progress=progress)
         check_model_folder(folder)
@@ -41,6 +45,12 @@ def resolve_model(name: str, *, cache: Path | None = None, progress: bool = True
         f"there is no model {name!r}: expected a folder, a {GGUF_SUFFIX} file, a hub repository (organization/name) "
         f"or one of the embedded models: {', '.join(sorted({*EMBEDDED_MODELS, *EMBEDDED_PREDICTORS}))}"
     )
+
+
+def _registered_folder(name: str, cache: Path) -> Path:
+    """Make a folder for a predictor that a package registers: its code has the rest."""
+    folder = cache / "registered" / xxhash.xxh3_64_hexdigest(name.encode())
+    return build_once(folder, lambda out: write_registered_folder(name, out))
 
 
 def _resolve_embedded(name: str, cache: Path, *, progress: bool) -> Path:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from rayinfer.errors import ModelLoadError
 from rayinfer.models.config_fields import RawConfig, count, flag, number, read_json
+from rayinfer.predictors.image_shape import ImageShape
 from rayinfer.predictors.runners.image_resizing import RESAMPLINGS, Pixels, Resampling, resize
 
 PREPROCESSOR = "preprocessor_config.json"
@@ -54,28 +55,38 @@ class ImageProcessing:
         """Height and width of the model's input."""
         return self.crop or self.size or (self.shortest_edge, self.shortest_edge)
 
+    @property
+    def shape(self) -> ImageShape:
+        """How images are resized and cut, as the processes that decode them do it."""
+        height, width = self.input_size
+        return ImageShape(
+            height=height,
+            width=width,
+            shortest_edge=0 if self.size else self.shortest_edge,
+            scaled=self.size,
+            resample=self.resampling.number,
+        )
+
     def run(self, pixels: Pixels) -> npt.NDArray[np.float32]:
         """Pixels [height, width, 3] -> [3, new height, new width]."""
         return self.normalize(self.resize(pixels))
 
     def normalize(self, pixels: Pixels) -> npt.NDArray[np.float32]:
-        """Pixels of the model's size -> [3, height, width]."""
-        levels = (pixels.astype(np.float32) * np.float32(self.scale) - self.mean) / self.std
-        return np.ascontiguousarray(levels.transpose(2, 0, 1), dtype=np.float32)
+        """Pixels of the model's size -> [3, height, width], whose channels lie last in memory."""
+        levels = pixels.astype(np.float32)
+        levels *= np.float32(self.scale)
+        levels -= self.mean
+        levels /= self.std
+        return levels.transpose(2, 0, 1)
 
     def resize(self, pixels: Pixels) -> Pixels:
         """Pixels [height, width, 3] -> the model's size."""
-        height, width = self.size or self._scaled(*pixels.shape[:2])
+        height, width = self.shape.scaled_size(*pixels.shape[:2])
         pixels = resize(pixels, height, width, self.resampling)
         if self.crop is not None:
             top, left = (height - self.crop[0]) // 2, (width - self.crop[1]) // 2
             pixels = pixels[top : top + self.crop[0], left : left + self.crop[1]]
         return pixels
-
-    def _scaled(self, height: int, width: int) -> tuple[int, int]:
-        shorter, longer = min(height, width), max(height, width)
-        longer = int(self.shortest_edge * longer / shorter)
-        return (self.shortest_edge, longer) if height <= width else (longer, self.shortest_edge)
 
 
 def read_image_processing(folder: Path) -> ImageProcessing:

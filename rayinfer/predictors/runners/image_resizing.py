@@ -17,6 +17,7 @@ class Resampling(NamedTuple):
 
     weigh: Callable[[float], float]
     support: float
+    number: int  # Pillow's
 
 
 def _triangle(x: float) -> float:
@@ -30,7 +31,9 @@ def _cubic(x: float) -> float:
     return (((x - 5) * x + 8) * x - 4) * a if x < 2 else 0.0
 
 
-RESAMPLINGS: Mapping[int, Resampling] = MappingProxyType({2: Resampling(_triangle, 1.0), 3: Resampling(_cubic, 2.0)})
+RESAMPLINGS: Mapping[int, Resampling] = MappingProxyType(
+    {2: Resampling(_triangle, 1.0, 2), 3: Resampling(_cubic, 2.0, 3)}
+)
 
 
 class Window(NamedTuple):

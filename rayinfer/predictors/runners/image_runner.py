@@ -1,7 +1,7 @@
 """Runner of image classifiers, by the classes of transformers."""
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +18,9 @@ from rayinfer.models.loader import torch_dtype
 from rayinfer.predictions import PredictorDescription
 from rayinfer.predictors.runner import RunnerItem, RunnerResult
 from rayinfer.predictors.runners.activations import classifier_activation
+from rayinfer.predictors.runners.fused_convolutions import fuse_convolutions
 from rayinfer.predictors.runners.image_processing import ImageProcessing, read_image_processing
+from rayinfer.predictors.runners.image_threads import Compute, ImageThreads, image_threads
 
 CLASSIFIERS: Mapping[str, str] = MappingProxyType(
     {
@@ -30,7 +32,7 @@ CLASSIFIERS: Mapping[str, str] = MappingProxyType(
 
 
 class ImageRunner:
-    """A loaded classifier; images run one by one, which on a CPU is no slower, so that none depends on others.
+    """A loaded classifier; each image is computed alone, so none depends on others, with `threads` several at once.
 
     `compute` turns pixels [1, 3, height, width] into logits [1, num_labels].
     """
@@ -40,13 +42,14 @@ class ImageRunner:
 
     def __init__(
         self,
-        compute: Callable[[torch.Tensor], torch.Tensor],
+        compute: Compute,
         processing: ImageProcessing,
         description: PredictorDescription,
         dtype: torch.dtype,
         device: torch.device,
+        threads: ImageThreads | None = None,
     ) -> None:
-        self._compute, self._processing = compute, processing
+        self._compute, self._processing, self.threads = compute, processing, threads
         self._dtype, self._device = dtype, device
         self.description = description
 
@@ -55,7 +58,9 @@ class ImageRunner:
         """See Runner."""
         for index, item in enumerate(batch):
             self._check(item, f"item {index}")
-        return [self._classify(item) for item in batch]
+        at_once = None if len(batch) < 2 else self.threads
+        logits = map(self._logits, batch) if at_once is None else at_once.run(self._logits, batch)
+        return [each[0].float().cpu().numpy() for each in logits]
 
     def resize(self, item: RunnerItem) -> RunnerItem:
         """Bring an image to the model's size, as engines decode it."""
@@ -68,7 +73,8 @@ class ImageRunner:
         pixels = item.pixels
         if pixels.dtype == np.uint8:  # else it is normalized already
             pixels = (self._processing.normalize if item.is_resized else self._processing.run)(pixels)
-        return torch.tensor(pixels).to(self._device, self._dtype)[None]
+        image = torch.from_numpy(pixels)[None]
+        return (image if self.threads is not None else image.contiguous()).to(self._device, self._dtype)
 
     @property
     def input_size(self) -> tuple[int, int]:
@@ -77,7 +83,12 @@ class ImageRunner:
 
     def close(self) -> None:
         """See Runner."""
-        del self._compute
+        if self.threads is not None:
+            self.threads.close()
+        del self._compute, self.threads
+
+    def _logits(self, item: RunnerItem) -> torch.Tensor:
+        return self._compute(self.tensors(item))
 
     def _check(self, item: RunnerItem, place: str) -> None:
         pixels, size = item.pixels, self._processing.input_size
@@ -97,10 +108,6 @@ class ImageRunner:
         if item.is_resized and pixels.shape[:2] != size:
             raise InvalidParameter(f"{place}: a resized image must be {size}, got {pixels.shape[:2]}", "input")
 
-    def _classify(self, item: RunnerItem) -> RunnerResult:
-        logits = self._compute(self.tensors(item))[0]
-        return logits.float().cpu().numpy()
-
 
 def build_image_runner(config: EngineConfig, folder: Path, device: torch.device) -> ImageRunner:
     """Load a classifier's folder; raises ModelLoadError and ConfigError."""
@@ -110,16 +117,26 @@ def build_image_runner(config: EngineConfig, folder: Path, device: torch.device)
         raise ConfigError(f"quantization {config.quantization!r} is not supported for image classifiers")
     weight_files(folder)
     dtype = torch_dtype(config.dtype, str(raw.get("dtype") or raw.get("torch_dtype") or "float32"))
-    return image_runner(folder, load_classifier(folder, dtype).to(device), dtype, device)
+    model = load_classifier(folder, dtype).to(device)
+    if device.type != "cpu":
+        return image_runner(folder, model, dtype, device)
+    size = read_image_processing(folder).input_size
+    compute = _compute_of(fuse_convolutions(model, size))
+    threads = image_threads(compute, torch.ones(1, 3, *size, dtype=dtype))
+    return computed_image_runner(folder, compute, dtype, device, threads)
 
 
 def image_runner(folder: Path, model: torch.nn.Module, dtype: torch.dtype, device: torch.device) -> ImageRunner:
     """Put the runner around a classifier of transformers, or one with its interface."""
-    return computed_image_runner(folder, lambda image: model(pixel_values=image).logits, dtype, device)
+    return computed_image_runner(folder, _compute_of(model), dtype, device)
+
+
+def _compute_of(model: torch.nn.Module) -> Compute:
+    return lambda image: model(pixel_values=image).logits
 
 
 def computed_image_runner(
-    folder: Path, compute: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype, device: torch.device
+    folder: Path, compute: Compute, dtype: torch.dtype, device: torch.device, threads: ImageThreads | None = None
 ) -> ImageRunner:
     """Put the runner around a function of pixels, by the settings of the classifier's folder."""
     raw = read_json(folder / "config.json")
@@ -134,7 +151,7 @@ def computed_image_runner(
         activation=classifier_activation(raw) if len(labels) > 1 else "sigmoid",
         image_size=processing.image_size,
     )
-    return ImageRunner(compute, processing, description, dtype, device)
+    return ImageRunner(compute, processing, description, dtype, device, threads)
 
 
 def load_classifier(folder: Path, dtype: torch.dtype) -> torch.nn.Module:

@@ -20,8 +20,8 @@ class TensorRunner:
     vocab_size = 0
 
     def __init__(self, registered: RegisteredPredictor, device: torch.device) -> None:
-        self.description = PredictorDescription(tasks=("infer",))
         self.inputs, self.outputs = registered.inputs, registered.outputs
+        self.description = PredictorDescription(tasks=("infer",), inputs=self.inputs, outputs=self.outputs)
         self._device = device
         try:
             self._call = registered.factory()

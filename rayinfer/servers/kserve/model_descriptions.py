@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from importlib.metadata import version as installed_version
 from typing import Any
 
+from rayinfer.prediction_specs import prediction_specs
 from rayinfer.protocols import TensorSpec
-from rayinfer.servers.kserve.prediction_tensors import prediction_specs, predictor_description
+from rayinfer.servers.kserve.prediction_tensors import predictor_description
 from rayinfer.servers.kserve.repository import VERSION, AnyModel
 from rayinfer.servers.kserve.tensors.datatypes import DATATYPES
 from rayinfer.servers.served_model import ServedModel

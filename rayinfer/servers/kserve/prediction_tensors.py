@@ -9,6 +9,7 @@ import safetensors.numpy
 
 from rayinfer.errors import InvalidParameter, NotReady, RequestFailed, TaskNotServed
 from rayinfer.prediction_outputs import activated, check_dimensions, embedding, output_numbers, relevance
+from rayinfer.prediction_specs import IMAGE, PIXELS, TEXT, TEXT_PAIRS, prediction_specs, tensor_task
 from rayinfer.predictions import PredictionInput, PredictionOutput, PredictionTask, PredictorDescription
 from rayinfer.protocols import Tensor, TensorSpec
 from rayinfer.servers.kserve.infer_request import InferRequest, RequestedOutput
@@ -23,12 +24,6 @@ from rayinfer.servers.prediction.text_items import named_prompt, pair_items, tex
 from rayinfer.servers.request_limits import RequestLimits
 from rayinfer.servers.served_model import ServedModel
 
-TASKS: tuple[PredictionTask, ...] = ("embed", "classify", "score", "infer")
-TEXT = TensorSpec(name="text", datatype="BYTES", shape=(-1,))
-TEXT_PAIRS = TensorSpec(name="text_pairs", datatype="BYTES", shape=(-1, 2))
-IMAGE = TensorSpec(name="image", datatype="BYTES", shape=(-1,))  # encoded
-# In place of IMAGE: images of one size, red, green and blue; as FP32 [-1, 3, height, width] they are the model's input.
-PIXELS = TensorSpec(name="pixels", datatype="UINT8", shape=(-1, -1, -1, 3))
 SETTINGS = frozenset(
     ("truncate_prompt_tokens", "truncation_side", "dimensions", "normalize", "prompt_name", "cache_salt")
 ) | {"use_activation"}
@@ -55,31 +50,11 @@ def predictor_description(model: ServedModel) -> PredictorDescription | None:
         return None
 
 
-def prediction_specs(description: PredictorDescription) -> tuple[Sequence[TensorSpec], Sequence[TensorSpec]]:
-    """Return the inputs and outputs of a predictor; those of tensor models are their own."""
-    task = _task_of(description)
-    num_labels = len(description.labels)
-    match task:
-        case "embed":
-            vector = TensorSpec(name="embedding", datatype="FP32", shape=(-1, description.embedding_size))
-            return (TEXT,), (vector,)
-        case "score":
-            return (TEXT_PAIRS,), (TensorSpec(name="score", datatype="FP32", shape=(-1,)),)
-        case "classify":
-            outputs = (
-                TensorSpec(name="probabilities", datatype="FP32", shape=(-1, num_labels)),
-                TensorSpec(name="label", datatype="BYTES", shape=(-1,)),
-                TensorSpec(name="score", datatype="FP32", shape=(-1,)),
-            )
-            return (IMAGE if description.image_size else TEXT,), outputs
-    return (), ()
-
-
 def read_prediction(
     model: ServedModel, description: PredictorDescription, limits: RequestLimits, request: InferRequest, input_ns: int
 ) -> PredictionInference:
     """Check an inference request to a predictor, and tokenize its texts; raises RequestError."""
-    task = _task_of(description)
+    task = tensor_task(description)
     if task is None:
         raise TaskNotServed(f"The model {model.name!r} does {', '.join(description.tasks)}: use /pooling.", "model")
     settings = dict(request.settings.model)
@@ -88,7 +63,7 @@ def read_prediction(
     body = check_schema(PoolingBody, {"input": "", **settings})
     body.check_ranges()
     check_dimensions(description, body.dimensions)
-    known = [spec.name for spec in prediction_specs(description)[1]]
+    known = [spec.name for spec in prediction_specs(description).outputs]
     for output in request.outputs or ():
         if task != "infer" and output.name not in known:
             raise InvalidParameter(
@@ -141,10 +116,6 @@ def _chosen(by_name: Mapping[str, Tensor], asked: RequestedOutput, labels: Seque
     if not asked.num_classes:
         return tensor
     return classify(tensor, asked.num_classes, labels if asked.name == "probabilities" else (), is_batch=True)
-
-
-def _task_of(description: PredictorDescription) -> PredictionTask | None:
-    return next((task for task in TASKS if task in description.tasks), None)
 
 
 def _items(

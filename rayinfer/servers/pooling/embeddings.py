@@ -13,11 +13,11 @@ from rayinfer.predictions import Activation, PredictionOutput, PredictionTask
 from rayinfer.servers.caller import find_usable_model, request_context
 from rayinfer.servers.openai.priority_header import header_priority
 from rayinfer.servers.openai.request_body import check_schema
+from rayinfer.servers.pooling.number_types import FLOAT32, NumberType, numbers_with_metadata
 from rayinfer.servers.pooling.response_head import response_head, usage
-from rayinfer.servers.pooling.schemas import ClassifyBody, EmbeddingsBody, InputBody, PoolingBody
+from rayinfer.servers.pooling.schemas import ClassifyBody, EmbeddingsBody, InputBody, PoolingBody, VectorsBody
 from rayinfer.servers.prediction.number_encoding import (
     FloatArray,
-    base64_numbers,
     check_finite,
     json_list,
     json_numbers,
@@ -27,6 +27,7 @@ from rayinfer.servers.prediction.service import PredictionService, PreparedPredi
 from rayinfer.servers.prediction.text_items import named_prompt, split_inputs, text_items
 
 _POOLING_TASKS: tuple[PredictionTask, ...] = ("embed", "classify", "token_embed", "token_classify")
+OCTET_STREAM = "application/octet-stream"
 _OPERATIONS = {"embed": "embeddings", "token_embed": "embeddings"}
 
 _Read = Callable[[PredictionOutput], FloatArray]
@@ -39,7 +40,8 @@ class _Checked:
     prepared: PreparedPrediction
     request_id: str | None
     read: _Read
-    is_base64: bool = False
+    encoding_format: str = "float"
+    number_type: NumberType = FLOAT32
 
 
 class InputEndpoints:
@@ -64,26 +66,22 @@ class InputEndpoints:
         return self._respond(request, checked, "pool", partial(_vectors, "pooling", "data"))
 
     def _embeddings(self, request: Request, raw: dict[str, Any]) -> _Checked:
-        body = check_schema(EmbeddingsBody, raw)
-        return self._check(request, body, ("embed",), is_base64=body.encoding_format == "base64")
+        return self._check(request, check_schema(EmbeddingsBody, raw), ("embed",))
 
     def _classification(self, request: Request, raw: dict[str, Any]) -> _Checked:
         return self._check(request, check_schema(ClassifyBody, raw), ("classify",))
 
     def _pooling(self, request: Request, raw: dict[str, Any]) -> _Checked:
         body = check_schema(PoolingBody, raw)
-        tasks = _POOLING_TASKS if body.task is None else (body.task,)
-        return self._check(request, body, tasks, is_base64=body.encoding_format == "base64")
+        return self._check(request, body, _POOLING_TASKS if body.task is None else (body.task,))
 
-    def _check(
-        self, request: Request, body: InputBody, tasks: Sequence[PredictionTask], *, is_base64: bool = False
-    ) -> _Checked:
+    def _check(self, request: Request, body: InputBody, tasks: Sequence[PredictionTask]) -> _Checked:
         model = find_usable_model(request, self._service.generation.models, body.model, *tasks)
         description = predictor_of(model, tasks)
         task = first_task(description, tasks)
         body.check_ranges()
         prompt = ""
-        if isinstance(body, EmbeddingsBody | PoolingBody):
+        if isinstance(body, VectorsBody):
             check_dimensions(description, body.dimensions)
             prompt = named_prompt(description, body.prompt_name)
         inputs = split_inputs(body.input, self._service.limits, "input")
@@ -97,12 +95,14 @@ class InputEndpoints:
             cache_salt=body.cache_salt or "",
             operation=_OPERATIONS.get(task, task),
         )
-        if isinstance(body, EmbeddingsBody | PoolingBody) and task in _OPERATIONS:
+        if isinstance(body, VectorsBody) and task in _OPERATIONS:
             normalize = body.normalize if body.use_activation is None else body.use_activation
             read: _Read = partial(embedding, description=description, dimensions=body.dimensions, normalize=normalize)
         else:
             read = partial(_activated, activation="none" if body.use_activation is False else description.activation)
-        return _Checked(prepared, body.request_id, read, is_base64)
+        if not isinstance(body, VectorsBody):
+            return _Checked(prepared, body.request_id, read)
+        return _Checked(prepared, body.request_id, read, body.encoding_format or "float", body.number_type)
 
     def _respond(
         self,
@@ -116,6 +116,8 @@ class InputEndpoints:
             context.identity.rename(checked.request_id)
         prepared = checked.prepared
         head = response_head(kind, context.identity.name, prepared.model.name)
+        if checked.encoding_format in ("bytes", "bytes_only"):
+            return self._service.answer(context, prepared, head["id"], partial(_as_bytes, checked, head))
 
         def encode(outputs: list[PredictionOutput]) -> bytes:
             return json_object(head | {"usage": usage(prepared.num_tokens)}, data=encode_data(checked, outputs))
@@ -128,12 +130,21 @@ def _activated(output: PredictionOutput, activation: Activation) -> FloatArray:
 
 
 def _vectors(kind: str, member: str, checked: _Checked, outputs: Sequence[PredictionOutput]) -> bytes:
-    write = base64_numbers if checked.is_base64 else json_numbers
+    write = checked.number_type.base64_json if checked.encoding_format == "base64" else json_numbers
     data = [
         json_object({"object": kind, "index": index}, **{member: write(checked.read(output))})
         for index, output in enumerate(outputs)
     ]
     return json_list(data)
+
+
+def _as_bytes(checked: _Checked, head: dict[str, Any], outputs: Sequence[PredictionOutput]) -> Response:
+    arrays = [checked.read(output) for output in outputs]
+    if checked.encoding_format == "bytes_only":
+        return Response(b"".join(map(checked.number_type.encode, arrays)), media_type=OCTET_STREAM)
+    described = head | {"usage": usage(checked.prepared.num_tokens)}
+    content, headers = numbers_with_metadata(arrays, checked.number_type, described)
+    return Response(content, headers=headers, media_type=OCTET_STREAM)
 
 
 def _classes(checked: _Checked, outputs: Sequence[PredictionOutput]) -> bytes:

@@ -8,8 +8,16 @@ from pydantic import BaseModel
 
 from rayinfer.servers.documented_routes import Endpoint, add_body_schemas, add_route
 from rayinfer.servers.openapi import GENERATION_ERRORS
+from rayinfer.servers.pooling.cohere import COHERE_EMBED, CohereEndpoint
 from rayinfer.servers.pooling.embeddings import InputEndpoints
-from rayinfer.servers.pooling.schemas import ClassifyBody, EmbeddingsBody, PoolingBody, RerankBody, ScoreBody
+from rayinfer.servers.pooling.schemas import (
+    ClassifyBody,
+    CohereEmbedBody,
+    EmbeddingsBody,
+    PoolingBody,
+    RerankBody,
+    ScoreBody,
+)
 from rayinfer.servers.pooling.scores import ScoreEndpoints
 from rayinfer.servers.prediction.service import PredictionService
 
@@ -21,7 +29,9 @@ _CLASSIFY = ("/classify", "/v1/classify")
 _POOLING = ("/pooling", "/v1/pooling")
 RERANK = ("/v1/rerank", "/v2/rerank")  # /rerank is TEI's as well
 POOLING_PATHS = tuple(
-    path + end for path in (*_EMBEDDINGS, *_SCORE, *_CLASSIFY, *_POOLING, *RERANK, "/rerank") for end in ("", "/")
+    path + end
+    for path in (*_EMBEDDINGS, *_SCORE, *_CLASSIFY, *_POOLING, *RERANK, "/rerank", COHERE_EMBED)
+    for end in ("", "/")
 )
 
 
@@ -34,6 +44,7 @@ def add_pooling_routes(app: FastAPI, service: PredictionService) -> None:
         (_SCORE, scores.score, ScoreBody),
         (_CLASSIFY, inputs.classify, ClassifyBody),
         (_POOLING, inputs.pool, PoolingBody),
+        ((COHERE_EMBED,), CohereEndpoint(service).embed, CohereEmbedBody),
     )
     for paths, endpoint, body in routes:
         options: dict[str, Any] = {"errors": PREDICTION_ERRORS, "error_schema": "ErrorResponse", "bodies": [body]}

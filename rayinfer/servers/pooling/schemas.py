@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from rayinfer.errors import InvalidParameter
 from rayinfer.servers.openai.schemas import MAX_PRIORITY, SALT_SCHEMA, Integer, check_cache_salt, check_priority
 from rayinfer.servers.openapi import ranged
+from rayinfer.servers.pooling.number_types import EmbedDtype, Endianness, NumberType
 from rayinfer.servers.prediction.text_items import TextSettings
 from rayinfer.tokenization.truncation import TruncationSide
 
@@ -65,28 +66,51 @@ class InputBody(PoolingSettings):
     add_special_tokens: bool | None = None
 
 
-class EmbeddingsBody(InputBody):
-    """POST /v1/embeddings."""
+class VectorsBody(InputBody):
+    """Fields of bodies that are answered with numbers in one of several forms."""
 
-    encoding_format: Literal["float", "base64"] | None = None
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
+    embed_dtype: EmbedDtype | None = None  # of base64 and bytes, as endianness
+    endianness: Endianness | None = None
     dimensions: Annotated[Integer | None, ranged("integer", minimum=1)] = None
     prompt_name: str | None = None
     normalize: bool | None = None
+
+    @property
+    def number_type(self) -> NumberType:
+        """The type of numbers as bytes; OpenAI's clients read little-endian float32."""
+        return NumberType(self.embed_dtype or "float32", self.endianness or "little")
+
+
+class EmbeddingsBody(VectorsBody):
+    """POST /v1/embeddings."""
 
 
 class ClassifyBody(InputBody):
     """POST /classify."""
 
 
-class PoolingBody(InputBody):
+class PoolingBody(VectorsBody):
     """POST /pooling."""
 
     task: Literal["embed", "classify", "token_embed", "token_classify"] | None = None
-    encoding_format: Literal["float", "base64"] | None = None
-    embed_dtype: Literal["float32"] | None = None
-    dimensions: Annotated[Integer | None, ranged("integer", minimum=1)] = None
-    prompt_name: str | None = None
-    normalize: bool | None = None
+
+
+class CohereEmbedBody(BaseModel):
+    """POST /v2/embed, as Cohere has it."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+    model: str | None = None
+    texts: TextOrTexts = None
+    images: Any = None  # refused: embedders here read texts
+    inputs: Any = None  # of texts and images together
+    input_type: Literal["search_document", "search_query", "classification", "clustering", "image"] | None = None
+    embedding_types: list[Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]] | None = None
+    output_dimension: Annotated[Integer | None, ranged("integer", minimum=1)] = None
+    max_tokens: Annotated[Integer | None, ranged("integer", minimum=1)] = None
+    truncate: Literal["NONE", "START", "END"] | None = None  # END is Cohere's default
+    priority: Annotated[Integer | None, ranged("integer", minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY)] = None
 
 
 class ScoreBody(PoolingSettings):

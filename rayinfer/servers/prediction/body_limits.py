@@ -12,7 +12,7 @@ from rayinfer.servers.served_model import ServedModel
 
 UPLOAD_PATH = "/v1/files"
 _OTHER_FIELDS_BYTES = 2**16  # of a body with images or a file
-_IMAGE_PATHS = re.compile(r"/v1/images/classify/?|/v1/models/.+:predict|/v2/models/.+/infer")
+_IMAGE_PATHS = re.compile(r"/|/v1/images/classify/?|/v1/models/.+:predict|/v2/models/.+/infer|/models/(?P<model>.+)")
 
 
 class BodyLimits:
@@ -38,4 +38,7 @@ class BodyLimits:
         path = route_path(scope)
         if path.rstrip("/") == UPLOAD_PATH:  # which goes to disk
             return self._max_upload_bytes
-        return self.largest if _IMAGE_PATHS.fullmatch(path) else self._max_body_bytes
+        found = _IMAGE_PATHS.fullmatch(path)
+        if found is None or (found["model"] is not None and found["model"] not in self._models):
+            return self._max_body_bytes
+        return self.largest

@@ -13,19 +13,24 @@ from rayinfer.prediction_outputs import label_scores
 from rayinfer.predictions import PredictionOutput
 from rayinfer.servers.caller import find_usable_model, request_context
 from rayinfer.servers.documented_routes import add_body_schemas, add_route
+from rayinfer.servers.error_formats import choose_error_format, tei_error
 from rayinfer.servers.openai.priority_header import header_priority
 from rayinfer.servers.openai.request_body import check_schema
 from rayinfer.servers.openai.schemas import Integer
 from rayinfer.servers.openapi import GENERATION_ERRORS, ranged
+from rayinfer.servers.path_models import find_path_model
 from rayinfer.servers.pooling.response_head import response_head, usage
+from rayinfer.servers.prediction.image_headers import is_image
 from rayinfer.servers.prediction.image_items import decode_image_text, image_items
 from rayinfer.servers.prediction.multipart import Part, read_parts
-from rayinfer.servers.prediction.number_encoding import json_object
+from rayinfer.servers.prediction.number_encoding import json_object, json_value
 from rayinfer.servers.prediction.service import PredictionService, PreparedPrediction, predictor_of
 from rayinfer.servers.request_limits import RequestLimits
+from rayinfer.servers.tei.schemas import PipelineParameters, PredictBody
 
 IMAGE_PATH = "/v1/images/classify"
 OCTET_STREAM = "application/octet-stream"
+_UNNAMED_TYPES = ("", "application/x-www-form-urlencoded", "binary/octet-stream")  # curl's, without one of its user's
 _CONTENT_TYPES = (
     f"Content-Type must be image/jpeg, image/png, image/webp or {OCTET_STREAM} for an image as the body, "
     "multipart/form-data for a form, or application/json"
@@ -92,10 +97,35 @@ class ImageEndpoint:
         top = asked.top_k
         return self._service.respond(context, prepared, head["id"], encode)
 
+    async def classify_at_root(self, request: Request) -> Response:
+        """POST / to a classifier of images, as the Hub's pipelines: an image, or its base64 in `inputs`."""
+        choose_error_format(request.scope, tei_error)
+        if await has_raw_image(request):
+            image, parameters = await request.body(), PipelineParameters()
+        else:
+            image, parameters = await self._service.prepare(request, _of_pipeline)
+        model = find_path_model(request, self._service.generation.models, "classify_images")
+        if (top := parameters.top_k) is not None and top < 1:
+            raise InvalidParameter(f"top_k must be a whole number above 0, got {top}", "parameters.top_k")
+        description = predictor_of(model, ("classify",))
+        prepared = PreparedPrediction(
+            model=model,
+            description=description,
+            items=image_items([image], description, self._service.limits, "inputs"),
+            priority=header_priority(request) or 0,
+            operation="classify",
+        )
+
+        def encode(outputs: list[PredictionOutput]) -> bytes:
+            scores = label_scores(outputs[0], description, parameters.function_to_apply, top or DEFAULT_TOP_K)
+            return json_value([each._asdict() for each in scores])
+
+        context = request_context(request)
+        return self._service.respond(context, prepared, f"images-{context.identity.name}", encode)
+
     async def _read(self, request: Request) -> _Images:
-        content_type = request.headers.get("content-type", "")
-        kind = content_type.partition(";")[0].strip().lower()
-        if kind.startswith("image/") or kind == OCTET_STREAM:
+        content_type, kind = request.headers.get("content-type", ""), _content_type(request)
+        if await has_raw_image(request):
             query = request.query_params
             return _Images([await request.body()], query.get("model"), _number(query.get("top_k")))
         if kind == "multipart/form-data":
@@ -103,8 +133,25 @@ class ImageEndpoint:
         if kind and kind != "application/json" and not kind.endswith("+json"):
             raise UnsupportedContentType(f"{_CONTENT_TYPES}, got {kind!r:.80}.")
         if not kind and not (await request.body()).lstrip().startswith(b"{"):
-            raise UnsupportedContentType(f"{_CONTENT_TYPES}, got none.")
+            raise InvalidParameter("the body must be an image, JPEG, PNG or WebP, a form or a JSON object", "image")
         return await self._service.prepare(request, partial(_of_json, self._service.limits))
+
+
+async def has_raw_image(request: Request) -> bool:
+    """Return whether a body is an image itself: by its type, or, where that names none, by its first bytes."""
+    kind = _content_type(request)
+    if kind.startswith("image/") or kind == OCTET_STREAM:
+        return True
+    return kind in _UNNAMED_TYPES and is_image(await request.body())
+
+
+def _content_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _of_pipeline(raw: dict[str, Any]) -> tuple[bytes, PipelineParameters]:
+    body = check_schema(PredictBody, raw)
+    return decode_image_text(body.inputs, "inputs"), body.parameters or PipelineParameters()
 
 
 def _of_json(limits: RequestLimits, raw: dict[str, Any]) -> _Images:

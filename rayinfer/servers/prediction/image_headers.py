@@ -11,6 +11,11 @@ _FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF: the f
 _BARE_MARKERS = frozenset((0x01, *range(0xD0, 0xD9)))  # without a length
 
 
+def is_image(content: bytes) -> bool:
+    """Return whether bytes begin as a JPEG, PNG or WebP file does."""
+    return content.startswith((_PNG, _JPEG)) or (content[:4] == b"RIFF" and content[8:12] == b"WEBP")
+
+
 class ImageSize(NamedTuple):
     """Width and height in pixels."""
 

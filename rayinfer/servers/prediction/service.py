@@ -25,6 +25,7 @@ from rayinfer.servers.served_model import ServedModel
 NO_SAMPLING = SamplingParams(max_tokens=1)  # nothing is generated
 
 Prepared = TypeVar("Prepared")
+Encoded = TypeVar("Encoded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +122,28 @@ class PredictionService:
         encode: Callable[[list[PredictionOutput]], bytes],
         headers: Callable[[], dict[str, str]] = dict,
     ) -> Response:
-        """Answer with the encoded outputs; nothing is sent before all are there, and a client that leaves ends them."""
+        """Answer with the outputs encoded as JSON; see `answer`."""
+        return self.answer(
+            context, prepared, response_id, lambda outputs: json_response(encode(outputs), 200, headers())
+        )
+
+    def answer(
+        self,
+        context: RequestContext,
+        prepared: PreparedPrediction,
+        response_id: str,
+        make_response: Callable[[list[PredictionOutput]], Response],
+    ) -> Response:
+        """Answer with the outputs; nothing is sent before all are there, and a client that leaves ends them."""
 
         async def respond() -> Response:
             outputs = await self.predict(context, prepared, response_id)
-            return json_response(await run_encoder(partial(encode, outputs), prepared.num_numbers), 200, headers())
+            return await run_encoder(partial(make_response, outputs), prepared.num_numbers)
 
         return AwaitedResponse(respond)
 
 
-async def run_encoder(encode: Callable[[], bytes], num_numbers: int) -> bytes:
+async def run_encoder(encode: Callable[[], Encoded], num_numbers: int) -> Encoded:
     """Encode a response, beside the event loop where it has many numbers."""
     return await asyncio.to_thread(encode) if num_numbers > MANY_NUMBERS else encode()
 

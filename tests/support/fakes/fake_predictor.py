@@ -67,6 +67,7 @@ class FakePredictor:
     vocab_size: int = 384
     error_of: Callable[[GenerationRequest], str] = lambda _: ""  # of an item at fault
     fails: Callable[[GenerationRequest], bool] = lambda _: False  # whether the engine fails to compute it
+    numbers: Callable[[GenerationRequest], np.ndarray] | None = None  # instead of those that follow from the input
     submitted: list[GenerationRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
@@ -112,7 +113,7 @@ class FakePredictor:
             return TokenDelta(
                 request.request_id, 0, [], finish_reason="error", prediction=PredictionOutput(error=error)
             )
-        numbers = numbers_of(request, self.predictor)
+        numbers = numbers_of(request, self.predictor) if self.numbers is None else self.numbers(request)
         output = PredictionOutput(shape=numbers.shape, data=numbers.astype("<f4").tobytes())
         return TokenDelta(request.request_id, 0, [], finish_reason="stop", prediction=output)
 

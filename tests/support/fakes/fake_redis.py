@@ -11,6 +11,9 @@ class FakeRedis:
         self.seconds_to_live: list[int] = []
         self.reads: list[int] = []  # their numbers of names
         self.writes: list[int] = []
+        self.claimed: dict[str, bytes] = {}  # beside the values, though Redis has them all in one place
+        self.claims: list[int] = []  # their numbers of names
+        self.num_renewed = 0
         self.error: Exception | None = None
         self.is_frozen = False
         self.is_full = False
@@ -18,9 +21,26 @@ class FakeRedis:
     async def get_all(self, names):
         self.reads.append(len(names))
         await self._arrive()
-        return [self.values.get(name) for name in names]
+        return [self.values.get(name, self.claimed.get(name)) for name in names]
 
-    async def set_all(self, values):
+    async def claim_all(self, claims, lives_ms):
+        self.claims.append(len(claims))
+        await self._arrive()
+        if self.is_full:
+            return [True] * len(claims)
+        free = [name not in self.claimed for name, _ in claims]
+        self.claimed |= {name: value for (name, value), is_free in zip(claims, free, strict=True) if is_free}
+        return free
+
+    async def renew_all(self, names, lives_ms):
+        self.num_renewed += len(names)
+
+    async def remove_all(self, names):
+        await self._arrive()
+        for name in names:
+            self.claimed.pop(name, None)
+
+    async def set_all(self, values, removed=()):
         self.writes.append(len(values))
         await self._arrive()
         if self.is_full:
@@ -28,6 +48,8 @@ class FakeRedis:
         for name, value, lives_s in values:
             self.values[name] = value
             self.seconds_to_live.append(lives_s)
+        for name in removed:
+            self.claimed.pop(name, None)
         return 0
 
     async def close(self):

@@ -212,3 +212,27 @@ async def test_metrics_show_the_cache():
     assert f"rayinfer_prediction_cache_bytes {ENTRY_BYTES + 8}.0" in text
     assert "breaker" not in text
     assert "prediction_cache" not in ServiceMetrics().render().decode()
+
+
+async def test_large_images_are_hashed_beside_the_event_loop(monkeypatch):
+    """The loop goes on while a key is computed: it turns many times, where a key on the loop would hold it up."""
+    service = CachedService()
+    image = bytes(64 * 2**20)
+    turns = 0
+
+    async def count_turns():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count_turns())
+    first = await service.ask("first", [], image=image)
+    assert turns > 100
+    counting.cancel()
+    again = await service.ask("again", [], image=image)
+    assert (again.prediction, service.predictor.started) == (first.prediction, ["first"])
+    service.predictor.refusal = QueueFull("full")
+    with pytest.raises(QueueFull):
+        await service.ask("refused", [], image=image + b"x")
+    assert (await service.ask("known", [], image=image)).prediction == first.prediction

@@ -207,3 +207,112 @@ def test_the_breaker_opens_after_failures_in_a_window_and_lets_one_probe_through
     breaker.record_success()
     assert breaker.allows()
     assert states == ["closed", "open", "half_open", "open", "half_open", "closed"]
+
+
+async def routers_at_once(redis, count=2, clients=32, **fields):
+    """Equal items that many clients ask of several routers; returns the routers and the outputs."""
+    routers = [CachedService(redis) for _ in range(count)]
+    asked = [
+        asyncio.create_task(router.ask(f"{number}-{client}", **fields))
+        for client in range(clients)
+        for number, router in enumerate(routers)
+    ]
+    return routers, await asyncio.gather(*asked)
+
+
+async def close_all(routers):
+    await asyncio.gather(*(router.redis.close() for router in routers))
+
+
+async def test_equal_items_of_several_routers_are_computed_once():
+    redis = FakeRedis()
+    routers, outputs = await routers_at_once(redis)
+    assert sum(len(router.predictor.started) for router in routers) == 1
+    assert len(outputs) == 64
+    assert len({output.prediction for output in outputs}) == 1
+    await until(lambda: not redis.claimed)
+    await close_all(routers)
+
+
+async def leader_and_follower(redis, **fields):
+    """Two routers, the first of which computes an item while the second waits for it."""
+    first, second = CachedService(redis), CachedService(redis)
+    first.predictor.is_open.clear()
+    leading = asyncio.create_task(first.ask("leads"))
+    await until(lambda: first.predictor.started)
+    reads = len(redis.reads)
+    following = asyncio.create_task(second.ask("follows", **fields))
+    await until(lambda: len(redis.reads) > reads + 3 or second.predictor.started)  # it has looked more than once
+    return first, second, leading, following
+
+
+async def test_a_router_whose_item_is_cancelled_leaves_it_to_another():
+    redis = FakeRedis()
+    first, second, leading, following = await leader_and_follower(redis)
+    assert not second.predictor.started
+    leading.cancel()
+    await asyncio.gather(leading, return_exceptions=True)
+    assert (await following).prediction is not None
+    assert second.predictor.started == ["follows"]
+    await close_all((first, second))
+
+
+async def test_an_error_is_computed_by_each_router():
+    redis = FakeRedis()
+    first, second, leading, following = await leader_and_follower(redis)
+    first.predictor.error = "the text is odd"
+    first.predictor.is_open.set()
+    assert (await leading).prediction.error
+    assert not (await following).prediction.error
+    await close_all((first, second))
+
+
+async def test_a_claim_that_lapses_with_its_router_is_taken_over():
+    redis = FakeRedis()
+    first, second, leading, following = await leader_and_follower(redis)
+    redis.claimed.clear()  # as Redis does after its time to live
+    assert (await following).prediction is not None
+    assert second.predictor.started == ["follows"]
+    first.predictor.is_open.set()
+    await leading
+    await close_all((first, second))
+
+
+async def test_a_claim_lives_while_its_item_is_computed():
+    redis = FakeRedis()
+    first, second, leading, following = await leader_and_follower(redis)
+    await until(lambda: redis.num_renewed)
+    first.predictor.is_open.set()
+    assert (await leading).prediction == (await following).prediction
+    assert not second.predictor.started
+    await close_all((first, second))
+
+
+async def test_an_urgent_item_does_not_wait_for_another_routers_less_urgent_one():
+    redis = FakeRedis()
+    first, second, leading, following = await leader_and_follower(redis, priority=-1)
+    assert (await following).prediction is not None
+    assert second.predictor.started == ["follows"]
+    first.predictor.is_open.set()
+    await leading
+    await close_all((first, second))
+
+
+async def test_an_item_that_waits_for_another_router_ends_at_its_own_time_limit():
+    redis = FakeRedis()
+    first, second, leading, following = await leader_and_follower(redis, timeout_s=0.2)
+    assert (await following).outputs[0].finish_reason == "timeout"
+    assert not second.predictor.started
+    first.predictor.is_open.set()
+    await leading
+    await close_all((first, second))
+
+
+async def test_a_redis_that_fails_while_a_router_waits_has_the_item_computed():
+    redis = FakeRedis()
+    first, second, leading, following = await leader_and_follower(redis)
+    redis.error = ConnectionResetError("dead")
+    assert (await following).prediction is not None
+    first.predictor.is_open.set()
+    await leading
+    await close_all((first, second))

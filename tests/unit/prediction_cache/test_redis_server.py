@@ -14,6 +14,7 @@ import pytest
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.prediction_cache.circuit_breaker import MAX_FAILURES, OPEN_S
 from rayinfer.prediction_cache.redis_cache import RedisCache
+from rayinfer.prediction_cache.redis_claims import CLAIM_S
 from rayinfer.prediction_cache.redis_connection import RedisConnection
 from support.fakes.cached_service import CachedService
 from support.services.certificates import make_certificate
@@ -106,6 +107,49 @@ async def test_routers_share_items_over_a_real_redis(server):
         assert await asyncio.gather(*(second.number(str(index), [index]) for index in range(200))) == numbers
         assert second.predictor.started == []
         assert first.counts.redis_errors == second.counts.redis_errors == {}
+
+
+async def test_64_equal_items_at_once_through_two_routers_are_computed_once(server):
+    async with Routers(server.url) as routers:
+        services = [routers.add(), routers.add()]
+        for service in services:
+            await service.ask("connected", [1000 + services.index(service)])  # connections are open
+        asked = [services[number % 2].number(str(number), [7]) for number in range(64)]
+        assert len(set(await asyncio.gather(*asked))) == 1
+        assert sum(len(service.predictor.started) for service in services) == 2 + 1
+        assert [service.counts.redis_errors for service in services] == [{}, {}]
+
+
+async def test_a_claim_of_a_router_that_died_lapses(server):
+    async with Routers(server.url) as routers:
+        first, second = routers.add(), routers.add()
+        first.predictor.is_open.clear()
+        leading = asyncio.create_task(first.ask("leads", [7]))
+        await until(lambda: first.predictor.started)
+        await first.redis.close()  # it renews its claim no more
+        started = time.perf_counter()
+        await second.ask("follows", [7])
+        assert time.perf_counter() - started < CLAIM_S + 1
+        assert second.predictor.started == ["follows"]
+        first.predictor.is_open.set()
+        await leading
+
+
+async def test_a_redis_that_is_killed_while_a_router_waits_has_the_item_computed(server):
+    async with Routers(server.url) as routers:
+        first, second = routers.add(), routers.add()
+        first.predictor.is_open.clear()
+        leading = asyncio.create_task(first.ask("leads", [7]))
+        await until(lambda: first.predictor.started)
+        following = asyncio.create_task(second.ask("follows", [7]))
+        await asyncio.sleep(0.1)
+        assert not second.predictor.started
+        server.kill()
+        assert (await following).prediction is not None
+        assert second.predictor.started == ["follows"]
+        first.predictor.is_open.set()
+        await leading
+        server.start()
 
 
 async def test_a_redis_that_is_killed_under_load_loses_no_answer(server):

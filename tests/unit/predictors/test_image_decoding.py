@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rayinfer.errors import BadImage, ModelLoadError
+from rayinfer.errors import BadImage
 from rayinfer.predictions import ImageLimits
 from rayinfer.predictors.image_decoding import ImageDecoder
-from rayinfer.predictors.image_shape import ImageShape, read_image_shape
+from rayinfer.predictors.image_shape import ImageShape
 from rayinfer.predictors.warm_up import PNG
 from support.services.polling import wait_until
 
@@ -193,32 +193,6 @@ def test_closing_ends_the_processes():
     (pid,) = decoder.pids
     decoder.close()
     wait_until(lambda: not Path(f"/proc/{pid}").exists())
-
-
-@pytest.mark.parametrize(
-    ("text", "shape"),
-    [
-        (None, ImageShape(height=224, width=224)),
-        ('{"size": {"height": 96, "width": 96}, "resample": 3}', ImageShape(height=96, width=96, resample=3)),
-        ('{"size": 96}', ImageShape(height=96, width=96)),
-        (
-            '{"size": {"shortest_edge": 256}, "do_center_crop": true, "crop_size": {"height": 224, "width": 224}}',
-            ImageShape(height=224, width=224, shortest_edge=256),
-        ),
-        ('{"size": {"shortest_edge": 64}}', ImageShape(height=64, width=64)),
-    ],
-)
-def test_shapes_are_those_of_the_models_image_processor(tmp_path, text, shape):
-    if text is not None:
-        (tmp_path / "preprocessor_config.json").write_text(text)
-    assert read_image_shape(tmp_path, 224) == shape
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"size": "large"}'])
-def test_a_broken_image_processor_is_an_error_of_the_model(tmp_path, text):
-    (tmp_path / "preprocessor_config.json").write_text(text)
-    with pytest.raises(ModelLoadError, match=r"preprocessor_config\.json cannot be read"):
-        read_image_shape(tmp_path, 224)
 
 
 def test_a_process_that_runs_is_used_again_before_another_one_is_started():

@@ -5,6 +5,7 @@ column, as neither Pillow nor torchvision is needed here.
 """
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,11 @@ import torch
 from rayinfer import Predictor
 from rayinfer.errors import BadImage, InvalidParameter, ModelLoadError, NotSupported
 from rayinfer.models.checkpoints.mobilenet_conversion import LABELS
+from rayinfer.predictors.image_decoding import ImageDecoder
 from rayinfer.predictors.runner import RunnerItem
+from rayinfer.predictors.runners.fused_convolutions import fuse_convolutions
 from rayinfer.predictors.runners.image_processing import read_image_processing
+from rayinfer.predictors.runners.image_runner import load_classifier
 from support.tiny_models.tiny_checkpoints import change_config
 from support.tiny_models.tiny_images import CLASSIFIERS, PROCESSOR, picture, png, save_classifier
 
@@ -90,6 +94,86 @@ def test_other_image_classifiers_are_named(build, tmp_path):
     change_config(tmp_path, architectures=["SwinForImageClassification"])
     with pytest.raises(ModelLoadError, match="'SwinForImageClassification' is not supported"):
         build(tmp_path)
+
+
+@pytest.mark.parametrize(("family", "same_padding"), [("MobileNetV2", False), ("MobileNetV2", True), ("ResNet", False)])
+def test_fused_convolutions_have_the_numbers_of_their_layers(family, same_padding, tmp_path):
+    save_classifier(tmp_path, family)
+    change_config(tmp_path, **({"tf_padding": same_padding} if family == "MobileNetV2" else {}))
+    draw = torch.Generator().manual_seed(3)
+    image = torch.randn(1, 3, 32, 33 if family == "ResNet" else 32, generator=draw)
+    model = load_classifier(tmp_path, torch.float32)
+    for norm in (each for each in model.modules() if isinstance(each, torch.nn.BatchNorm2d)):
+        for numbers, least in (
+            (norm.weight, 0.5),
+            (norm.bias, -0.5),
+            (norm.running_mean, -0.5),
+            (norm.running_var, 0.5),
+        ):
+            numbers.data.uniform_(least, least + 1, generator=draw)
+    for weight in (each.weight for each in model.modules() if isinstance(each, torch.nn.Conv2d | torch.nn.Linear)):
+        weight.data.normal_(0, (2 / weight[0].numel()) ** 0.5, generator=draw)  # so that logits follow the image
+    with torch.inference_mode():
+        expected = model(pixel_values=image).logits
+        fused = fuse_convolutions(model, tuple(image.shape[2:]))
+        found = fused(pixel_values=image).logits
+    assert not any(isinstance(each, torch.nn.BatchNorm2d) for each in fused.modules())
+    assert expected.abs().max() > 0.1
+    assert found.numpy() == pytest.approx(expected.numpy(), abs=1e-4, rel=1e-4)
+
+
+def test_convolutions_whose_numbers_would_differ_are_left_as_they_are(tmp_path, caplog):
+    save_classifier(tmp_path, "ResNet")
+    model = load_classifier(tmp_path, torch.float32)
+    image = torch.ones(1, 3, 32, 32)
+    for layer in (each for each in model.modules() if type(each).__name__ == "ResNetConvLayer"):
+        layer.forward = lambda hidden, layer=layer: layer.activation(layer.normalization(layer.convolution(hidden))) + 1
+    with torch.inference_mode():
+        expected = model(pixel_values=image).logits
+        assert torch.equal(fuse_convolutions(model, (32, 32))(pixel_values=image).logits, expected)
+    assert "not fused" in caplog.text
+
+
+def test_images_side_by_side_have_the_bits_of_one_alone(build, tmp_path):
+    save_classifier(tmp_path, "MobileNetV2")
+    before = torch.get_num_threads()
+    runner = build(tmp_path, num_threads=2)
+    try:
+        assert runner.threads is not None
+        items = [RunnerItem(task="classify", pixels=picture(40 + n, 50), is_resized=False) for n in range(7)]
+        together = runner.run(items)
+        assert [each.tobytes() for each in together] == [runner.run([item])[0].tobytes() for item in items]
+        assert torch.get_num_threads() == 2
+        with ThreadPoolExecutor(1) as later:
+            assert later.submit(torch.get_num_threads).result() == 2
+    finally:
+        runner.close()
+        torch.set_num_threads(before)
+
+
+RESNET = {
+    "image_processor_type": "ConvNextImageProcessor",
+    "size": {"shortest_edge": 28},
+    "crop_pct": 0.875,
+    "image_mean": [0.485, 0.456, 0.406],
+    "image_std": [0.229, 0.224, 0.225],
+}
+
+
+@pytest.mark.parametrize(
+    "settings", [RESNET, PROCESSOR, {**PROCESSOR, "size": 40, "do_center_crop": True, "crop_size": 32}]
+)
+def test_services_and_predictors_prepare_an_image_alike(settings, tmp_path):
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    processing, pixels = read_image_processing(tmp_path), picture(61, 90)
+    decoder = ImageDecoder(processing.shape, num_processes=1)
+    try:
+        decoded = [decoder.submit(image).result(30) for image in (png(pixels), pixels)]
+    finally:
+        decoder.close()
+    assert decoded[0].shape[:2] == processing.input_size
+    for served in decoded:
+        assert served.tobytes() == processing.resize(pixels).tobytes()
 
 
 def test_a_file_its_bytes_and_its_pixels_are_one_image(tmp_path):

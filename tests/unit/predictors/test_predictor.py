@@ -73,7 +73,14 @@ def test_a_reranker_scores_documents_and_pairs(build, tmp_path):
         assert scores == pytest.approx(predictor.score([("a queen", text) for text in TEXTS]))
         raw = predictor.score("a queen", TEXTS, raw=True)
         assert scores == pytest.approx(1 / (1 + np.exp(-raw)), abs=1e-6)
-        assert predictor.predict(("a queen", TEXTS[0])) == pytest.approx(raw[:1], abs=1e-5)
+        assert predictor.predict(("a queen", TEXTS[0]), raw=True) == pytest.approx(raw[:1], abs=1e-5)
+        assert predictor.predict(("a queen", TEXTS[0])) == pytest.approx(scores[:1], abs=1e-5)
+        queries = ["a queen", "an old man", "a", "the"]
+        assert predictor.score(queries, TEXTS) == pytest.approx(
+            [predictor.score(query, [text])[0] for query, text in zip(queries, TEXTS, strict=True)], abs=1e-6
+        )
+        with pytest.raises(InvalidParameter, match="as many as the queries, 4, got 1"):
+            predictor.score(queries, TEXTS[:1])
 
 
 def test_embeddings_are_unit_vectors_of_prompted_texts(embedder):
@@ -84,8 +91,31 @@ def test_embeddings_are_unit_vectors_of_prompted_texts(embedder):
     assert embedder.embed("old", prompt_name="query") == pytest.approx(embedder.embed("the queen old"), abs=1e-6)
     cut = embedder.embed(TEXTS, dimensions=10)
     assert np.linalg.norm(cut, axis=-1) == pytest.approx([1] * 4)
-    assert embedder.embed("a", normalize=False) == pytest.approx(embedder.predict("a"), abs=1e-6)
+    assert embedder.embed("a", normalize=False) == pytest.approx(embedder.predict("a", raw=True), abs=1e-6)
     assert embedder.score("a", TEXTS)[2] == pytest.approx(1)
+
+
+def test_numbers_are_those_of_a_service(build, tmp_path):
+    make_tiny_encoder(tmp_path, "Bert", "Model")
+    save_sentence_layout(tmp_path, prompts={"query": "the queen "}, default_prompt_name="query")
+    with Predictor(str(tmp_path)) as predictor:
+        assert np.linalg.norm(predictor.predict("old")) == pytest.approx(1)
+        assert predictor.predict("old") == pytest.approx(predictor.embed("old"), abs=1e-6)
+        assert predictor.predict_batch(["old"])[0] == pytest.approx(predictor.embed("the queen old", prompt_name=""))
+    make_tiny_encoder(tmp_path / "classifier", "Bert", "ForSequenceClassification")
+    with Predictor(str(tmp_path / "classifier")) as predictor:
+        assert predictor.predict("a") == pytest.approx(predictor.predict_proba("a"), abs=1e-6)
+        assert predictor.predict("a", raw=True).sum() != pytest.approx(1)
+
+
+def test_a_predictor_says_what_it_takes_and_returns(embedder):
+    assert [(spec.name, spec.datatype, spec.shape) for spec in embedder.inputs] == [("text", "BYTES", (-1,))]
+    assert [(spec.name, spec.datatype, spec.shape) for spec in embedder.outputs] == [("embedding", "FP32", (-1, 48))]
+    shown = repr(embedder)
+    assert "tasks: embed" in shown
+    assert "inputs: text BYTES[-1]; outputs: embedding FP32[-1, 48]" in shown
+    embedder.close()
+    assert "closed" in repr(embedder)
 
 
 def test_lists_run_in_batches_of_tokens(build, tmp_path):
@@ -101,6 +131,8 @@ def test_lists_run_in_batches_of_tokens(build, tmp_path):
     [
         ([], InvalidParameter, "must not be empty"),
         (None, InvalidParameter, "must be a list"),
+        ("", InvalidParameter, "input 0 must not be empty"),
+        (["a", ""], InvalidParameter, "input 1 must not be empty"),
         (["a", None], InvalidParameter, "input 1 must be a text"),
         (["a", 3], InvalidParameter, "input 1 must be a text"),
         (["a " * 80], PromptTooLong, "input 0 has 82 tokens, more than the model's 64"),

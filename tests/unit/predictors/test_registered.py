@@ -1,11 +1,19 @@
+import httpx
 import numpy as np
 import pytest
 import torch
 
 from rayinfer import Predictor, register_predictor
+from rayinfer.config import engine_config
+from rayinfer.engine.loop.async_engine import AsyncEngine
 from rayinfer.errors import ConfigError, InvalidParameter, ModelLoadError, RequestFailed
+from rayinfer.metrics.service_metrics import ServiceMetrics
+from rayinfer.predictors.build_engine import build_predictor_engine
 from rayinfer.predictors.registered import unregister_predictor
 from rayinfer.protocols import TensorSpec
+from rayinfer.routing.dispatch import Dispatcher
+from rayinfer.servers.app import ServedModel, build_app
+from rayinfer.tokenization.chat_template import ChatTemplate
 
 INPUTS = [TensorSpec(name="x", datatype="FP32", shape=(-1, 3))]
 OUTPUTS = [TensorSpec(name="sum", datatype="FP32", shape=(-1,)), TensorSpec(name="count", datatype="INT64", shape=())]
@@ -92,3 +100,34 @@ def test_a_name_is_registered_once_and_with_a_schema(register):
         register(Sum, [TensorSpec(name="a", datatype="BYTES")], name="other")
     with pytest.raises(ConfigError, match="names of their own"):
         register(Sum, [OUTPUTS[0], OUTPUTS[0]], name="other")
+
+
+async def test_a_registered_predictor_answers_both_kserve_protocols(register, tokenizer):
+    register(lambda: lambda x: {"sum": x.sum(-1)}, OUTPUTS[:1])
+    engine = AsyncEngine(build_predictor_engine(engine_config(model="sums", num_threads=1), None))
+    metrics = ServiceMetrics()
+    dispatcher = Dispatcher("sums", tokenizer, metrics, router_id="r")
+    engine.start()
+    dispatcher.engines.add("engine", engine, engine.description)
+    model = ServedModel(
+        name="sums", generator=dispatcher, tokenizer=tokenizer, chat_template=ChatTemplate({}, {}), created=0
+    )
+    transport = httpx.ASGITransport(build_app({"sums": model}, metrics), raise_app_exceptions=False)
+    rows = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+    x = {"name": "x", "shape": [2, 3], "datatype": "FP32", "data": rows}
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+            described = (await client.get("/v2/models/sums")).json()
+            assert described["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}]
+            assert described["outputs"] == [{"name": "sum", "datatype": "FP32", "shape": [-1]}]
+            (output,) = (await client.post("/v2/models/sums/infer", json={"inputs": [x]})).json()["outputs"]
+            assert (output["name"], output["data"]) == ("sum", [6.0, 15.0])
+            for instances in (rows, [{"x": row} for row in rows]):
+                answer = await client.post("/v1/models/sums:predict", json={"instances": instances})
+                assert answer.json() == {"predictions": [6.0, 15.0]}
+            for wrong in ([[1.0]], [{"y": rows[0]}], [[1.0], [2.0, 3.0]], ["a"]):
+                refused = await client.post("/v1/models/sums:predict", json={"instances": wrong})
+                assert (refused.status_code // 100, set(refused.json())) == (4, {"error"}), refused.text
+    finally:
+        await dispatcher.close()
+        await engine.shutdown()

@@ -42,7 +42,7 @@ def test_every_operation_says_what_it_returns_and_how_it_fails(document):
             has_body = path in WITH_BODY or (
                 method == "post"
                 and path.startswith(
-                    ("/v2/models", "/v2/repo", "/v2/trace", "/v2/log", "/v1/models", "/v2/sys", "/v2/cuda")
+                    ("/v2/embed", "/v2/models", "/v2/repo", "/v2/trace", "/v2/log", "/v1/models", "/v2/sys", "/v2/cuda")
                 )
             )
             assert ("requestBody" in operation) == (has_body or (method, path) == ("post", "/")), path

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from rayinfer.errors import InvalidParameter, NotSupported
+from rayinfer.errors import InvalidParameter, NotSupported, TaskNotServed
+from rayinfer.prediction_specs import IMAGE, TEXT_PAIRS, prediction_specs
 from rayinfer.predictions import PredictorDescription
-from rayinfer.protocols import Tensor, TensorModel, TensorSpec
+from rayinfer.protocols import Tensor, TensorSpec
 from rayinfer.servers.kserve.infer_request import (
     InferRequest,
     InferResult,
@@ -17,7 +18,7 @@ from rayinfer.servers.kserve.infer_request import (
     infer_settings,
 )
 from rayinfer.servers.kserve.inference import Inference, InferenceService, TextInference
-from rayinfer.servers.kserve.prediction_tensors import IMAGE, TEXT_PAIRS, prediction_specs, predictor_description
+from rayinfer.servers.kserve.prediction_tensors import predictor_description
 from rayinfer.servers.kserve.repository import AnyModel
 from rayinfer.servers.kserve.tensors.datatypes import DATATYPES
 from rayinfer.servers.kserve.tensors.tensor_json import MAX_JSON_ELEMENTS, bytes_array, decode_json_data
@@ -50,12 +51,14 @@ def read_predict_body(service: InferenceService, model: AnyModel, body: Mapping[
         request = text_request(model, limits, texts, settings, "")
         input_ns = time.monotonic_ns() - started_ns
         return TextInference(request=request, shape=(len(texts),), input_ns=input_ns)
-    inputs = {spec.name: _stack(spec, _columns(model, spec, instances)) for spec in model.inputs}
+    inputs = {spec.name: _stack(spec, _columns(model.inputs, spec, instances)) for spec in model.inputs}
     return service.check(model, InferRequest(inputs=inputs, settings=settings), started_ns)
 
 
 def predictions(result: InferResult) -> list[Any]:
     """Return one prediction for each instance: a value, or an object of all outputs where there are several."""
+    if len({tensor.data.shape[:1] for tensor in result.outputs}) > 1 or not result.outputs[0].data.ndim:
+        raise NotSupported("The outputs have no row for each instance: use /v2/models/NAME/infer.", "instances")
     columns = {tensor.name: _values(tensor) for tensor in result.outputs}
     if len(columns) == 1:
         return next(iter(columns.values()))
@@ -63,10 +66,12 @@ def predictions(result: InferResult) -> list[Any]:
 
 
 def _prediction_inputs(description: PredictorDescription, instances: Sequence[Any]) -> dict[str, Tensor]:
-    """Make the only input of a predictor: texts, pairs of texts or images, each alone or in an object of its kind."""
-    specs, _ = prediction_specs(description)
+    """Make the inputs of a predictor: texts, pairs or images, each alone or in an object of its kind, or tensors."""
+    specs = prediction_specs(description).inputs
+    if specs and "infer" in description.tasks:
+        return {spec.name: _stack(spec, _columns(specs, spec, instances)) for spec in specs}
     if not specs:
-        raise NotSupported("This model takes no instances: use /v2/models/NAME/infer or /pooling.", "instances")
+        raise TaskNotServed("This model takes no instances: use /v2/models/NAME/infer or /pooling.", "model")
     spec = specs[0]
     elements: list[bytes] = []
     for index, instance in enumerate(instances):
@@ -98,9 +103,9 @@ def _text(instance: Any, index: int) -> str:
     return instance
 
 
-def _columns(model: TensorModel, spec: TensorSpec, instances: Sequence[Any]) -> list[Any]:
+def _columns(specs: Sequence[TensorSpec], spec: TensorSpec, instances: Sequence[Any]) -> list[Any]:
     """Return an input's value of every instance."""
-    names = {each.name for each in model.inputs}
+    names = {each.name for each in specs}
     if len(names) == 1 and not any(isinstance(instance, dict) for instance in instances):
         return list(instances)
     for index, instance in enumerate(instances):

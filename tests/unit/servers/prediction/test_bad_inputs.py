@@ -29,8 +29,9 @@ POOLING = [
     ({"input": "a", "task": "embed"}, 200),
     ({"input": "a", "task": "generate"}, 400),
     ({"input": "a", "task": "classify", "model": "embedder"}, 404),
-    ({"input": "a", "encoding_format": "bytes"}, 400),
-    ({"input": "a", "embed_dtype": "float16"}, 400),
+    *(({"input": "a", "encoding_format": value}, 400) for value in ("byte", 1)),
+    *(({"input": "a", "embed_dtype": value}, 400) for value in ("float64", "fp8_e4m3", 16)),
+    ({"input": "a", "endianness": "middle"}, 400),
     ({"input": "a", "model": "images"}, 404),
 ]
 CLASSIFY = [({"input": ""}, 400), ({"input": LONG}, 400), ({"input": "a", "model": "images"}, 404), ({}, 400)]
@@ -200,3 +201,39 @@ async def test_what_a_model_does_not_do_names_its_paths(client):
     assert (embedding.status_code, embedding.json()["error"]["code"]) == (404, "task_not_served")
     generate = await client.post("/v2/models/embedder/generate", json={"text_input": "a"})
     assert (generate.status_code, "generates no text" in generate.text) == (404, True)
+
+
+TEXT_TENSOR = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}
+
+# A path for each task, with a body that a model of another task could not answer.
+OTHER_TASKS = [
+    ("/v1/embeddings", {"input": "a"}, "embedder"),
+    ("/pooling", {"input": "a", "task": "embed"}, "embedder"),
+    ("/v2/embed", {"texts": ["a"]}, "embedder"),
+    ("/classify", {"input": "a"}, "classifier"),
+    ("/score", {"text_1": "a", "text_2": "b"}, "reranker embedder"),
+    ("/v1/rerank", {"query": "a", "documents": ["b"]}, "reranker embedder"),
+    ("/v1/images/classify", {"image": "iVBORw0KGgo="}, "images"),
+    ("/v1/completions", {"prompt": "a"}, "org/tiny"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "org/tiny"),
+    ("/tokenize", {"prompt": "a"}, "org/tiny embedder classifier reranker tagger"),
+    ("/models/{}/embed", {"inputs": "a"}, "embedder"),
+    ("/models/{}/embed_all", {"inputs": "a"}, "embedder"),
+    ("/models/{}/predict", {"inputs": "a"}, "classifier"),
+    ("/models/{}/rerank", {"query": "a", "texts": ["b"]}, "reranker embedder"),
+    ("/models/{}/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}, "embedder"),
+    ("/models/{}/generate", {"inputs": "a"}, "org/tiny"),
+    ("/models/{}/tokenize", {"inputs": "a"}, "org/tiny embedder classifier reranker tagger"),
+    ("/v2/models/{}/infer", {"inputs": [TEXT_TENSOR]}, "org/tiny embedder classifier reranker images"),
+    ("/v2/models/{}/generate", {"text_input": "a"}, "org/tiny"),
+    ("/v1/models/{}:predict", {"instances": ["a"]}, "org/tiny embedder classifier reranker images"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "able"), OTHER_TASKS)
+async def test_a_task_that_a_model_does_not_do_has_one_status_everywhere(client, predictors, path, body, able):
+    others = predictors.models.keys() - set(able.split())
+    assert others
+    for name in others:
+        refused = await client.post(path.format(name), json=body | ({} if "{}" in path else {"model": name}))
+        assert refused.status_code == 404, (name, refused.text)

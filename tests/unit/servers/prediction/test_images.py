@@ -5,6 +5,7 @@ import struct
 import zlib
 
 import httpx
+import huggingface_hub
 import pytest
 
 from rayinfer.errors import InvalidParameter
@@ -130,7 +131,7 @@ async def test_bad_images_are_refused_before_anything_is_decoded(client, predict
     ("content", "content_type", "status"),
     [
         (b"GIF89a" + bytes(20), "image/gif", 400),
-        (png(2, 2), "application/x-www-form-urlencoded", 415),
+        (b"GIF89a" + bytes(20), "application/x-www-form-urlencoded", 415),
         (png(2, 2), "text/plain", 415),
         (b"", "image/png", 400),
         (b"no image", "image/png", 400),
@@ -169,9 +170,10 @@ async def test_paths_of_images_take_the_largest_images_in_base64_and_others_do_n
 
 
 async def test_a_body_of_another_kind_names_the_kinds_that_are_taken(client):
-    for headers in ({}, {"content-type": "application/x-www-form-urlencoded"}):
-        answer = await client.post(PATH, content=png(2, 2), headers=headers)
-        assert (answer.status_code, "application/octet-stream for an image" in answer.text) == (415, True), answer.text
+    answer = await client.post(PATH, content=png(2, 2), headers={"content-type": "text/plain"})
+    assert (answer.status_code, "application/octet-stream for an image" in answer.text) == (415, True), answer.text
+    answer = await client.post(PATH, content=b"GIF89a")
+    assert (answer.status_code, "an image, JPEG, PNG or WebP" in answer.text) == (400, True), answer.text
     assert (await client.post(PATH, content=b' {"image": "%s"}' % PNG.encode())).status_code == 200
 
 
@@ -201,3 +203,55 @@ async def test_a_list_of_texts_is_tokenized_by_the_model_that_predicts(predictor
         del predictors.models[name]
     answer = await client.post("/tokenize", json={"inputs": ["one", "two"]})
     assert (answer.status_code, len(answer.json())) == (200, 2), answer.text
+
+
+@pytest.mark.parametrize("path", [PATH, "/", "/models/images"])
+@pytest.mark.parametrize("content_type", [None, "application/x-www-form-urlencoded", "image/png"])
+async def test_an_image_whose_kind_no_header_names_is_known_by_its_bytes(client, path, content_type):
+    headers = {} if content_type is None else {"content-type": content_type}
+    answer = await client.post(path, content=png(7, 7), headers=headers)
+    assert answer.status_code == 200, answer.text
+    found = answer.json()["data"][0]["predictions"] if path == PATH else answer.json()
+    assert [set(each) for each in found] == [{"label", "score"}] * 2
+
+
+async def test_the_root_is_the_hubs_pipeline_of_images(client, predictors):
+    image = jpeg(9, 9)
+    raw = (await client.post("/", content=image)).json()
+    assert [each["score"] for each in raw] == sorted((each["score"] for each in raw), reverse=True)
+    assert sum(each["score"] for each in raw) == pytest.approx(1)
+    predictors.models |= {"images2": predictors.models.pop("images")}
+    assert (await client.post("/models/images2", json={"inputs": coded(image)})).json() == raw
+    best = await client.post("/models/images2", json={"inputs": coded(image), "parameters": {"top_k": 1}})
+    assert best.json() == raw[:1]
+    logits = await client.post(
+        "/models/images2", json={"inputs": coded(image), "parameters": {"function_to_apply": "none"}}
+    )
+    assert sum(each["score"] for each in logits.json()) > 1.5
+    for body in ({"inputs": "%%%"}, {"inputs": coded(image), "parameters": {"top_k": 0}}, {"inputs": 5}):
+        refused = await client.post("/models/images2", json=body)
+        assert (refused.status_code, set(refused.json())) == (422, {"error", "error_type"}), refused.text
+    refused = await client.post("/models/embedder", content=image)
+    assert (refused.status_code, "classification of images" in refused.text) == (404, True), refused.text
+
+
+async def test_the_root_takes_images_as_large_as_those_of_their_own_path(client):
+    image = png(2, 2)
+    large = image[:-12] + bytes(50_000 - len(image))
+    assert (await client.post("/models/images", json={"inputs": coded(large)})).status_code == 200
+    refused = await client.post("/", content=image + bytes(50_000))
+    assert (refused.status_code, "50000 bytes" in refused.text) == (422, True), refused.text
+
+
+async def test_the_hubs_client_classifies_an_image(predictors):
+    transport = httpx.ASGITransport(predictors.app)
+    huggingface_hub.set_async_client_factory(lambda: httpx.AsyncClient(transport=transport))
+    try:
+        async with huggingface_hub.AsyncInferenceClient("http://service") as official:
+            both = await official.image_classification(jpeg(9, 9))
+        async with huggingface_hub.AsyncInferenceClient("http://service/models/images") as official:
+            (best,) = await official.image_classification(jpeg(9, 9), top_k=1)
+        assert {each.label for each in both} == {"cat", "dog"}
+        assert best == both[0]
+    finally:
+        huggingface_hub.set_async_client_factory(httpx.AsyncClient)
