@@ -1,7 +1,7 @@
 """Streamed responses as server-sent events: all of a chunk but its text is encoded once per choice."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from rayinfer.errors import RequestFailed
 from rayinfer.outputs import CompletionOutput
 from rayinfer.servers.error_responses import error_body
+from rayinfer.servers.generation.chat import ChatDelta, ReasoningDelta, TextDelta, ToolCallDelta
 from rayinfer.servers.generation.prompt_outputs import PromptOutput, check_ended_well
 from rayinfer.servers.generation.server_sent_events import DONE, event
 from rayinfer.servers.openai.logprobs_formatter import CompletionLogprobs, PositionLogprobs
@@ -61,6 +62,7 @@ class ChunkWriter:
         self._has_sent_prompt = [shape.opening is not None] * len(settings.prompts)  # a chat's opening has it
         self._unechoed = set() if settings.echoed_texts is None else set(range(len(settings.prompts)))
         self._completion_logprobs: dict[int, CompletionLogprobs] = {}
+        self._answers = [settings.new_answer() for _ in settings.choices] if shape is CHAT else []
 
     @property
     def has_slow_opening(self) -> bool:
@@ -95,8 +97,8 @@ class ChunkWriter:
         for completion in prompt_output.output.outputs:
             check_ended_well(completion)
             index = prompt_output.prompt * self._settings.num_choices + completion.index
-            if completion.text or completion.logprobs or (self._settings.with_token_ids and completion.token_ids):
-                pieces += self._text_chunk(index, completion)
+            deltas = self._answers[index].add(completion) if self._answers else (TextDelta(completion.text),)
+            pieces += self._delta_chunks(index, completion, deltas)
             if completion.finish_reason is not None:
                 self._usage.finish(index)
                 pieces += self._end_chunk(index, completion)
@@ -113,11 +115,34 @@ class ChunkWriter:
         """Encode an error that ended the stream, and the end."""
         return event(error_body(error)) + DONE
 
-    def _text_chunk(self, index: int, completion: CompletionOutput) -> tuple[bytes, ...]:
+    def _delta_chunks(self, index: int, completion: CompletionOutput, deltas: Sequence[ChatDelta]) -> Iterator[bytes]:
+        """Encode an output's deltas in order; log probabilities and token ids travel with the first text."""
+        has_text = any(isinstance(delta, TextDelta) and delta.text for delta in deltas)
+        is_first = has_text
+        if not has_text and (completion.logprobs or (self._settings.with_token_ids and completion.token_ids)):
+            yield from self._text_chunk(index, completion, "")
+        for delta in deltas:
+            if not isinstance(delta, TextDelta):
+                yield from self._chunk_of(index, delta)
+            elif is_first and delta.text:
+                yield from self._text_chunk(index, completion, delta.text)
+                is_first = False
+            elif delta.text:
+                yield from self._chunk(index, delta.text, _NOT_ENDED, b"")
+
+    def _chunk_of(self, index: int, delta: ReasoningDelta | ToolCallDelta) -> tuple[bytes, ...]:
+        fields: dict[str, Any] = (
+            {"tool_calls": [tool_call_delta(delta)]}
+            if isinstance(delta, ToolCallDelta)
+            else {"reasoning_content": delta.text}
+        )
+        return self._choice_heads[index], b'"delta":', _encode(fields), _NOT_ENDED, self._close()
+
+    def _text_chunk(self, index: int, completion: CompletionOutput, text: str) -> tuple[bytes, ...]:
         logprobs = _NOT_ENDED
         if completion.logprobs is not None:
             logprobs = self._logprobs(index, completion.token_ids, completion.logprobs)
-        return self._chunk(index, completion.text, logprobs, self._token_ids(index, completion))
+        return self._chunk(index, text, logprobs, self._token_ids(index, completion))
 
     def _chunk(self, index: int, text: str, logprobs: bytes, token_ids: bytes) -> tuple[bytes, ...]:
         return (
@@ -157,7 +182,8 @@ class ChunkWriter:
         return b',"logprobs":' + _encode(entries) + b',"finish_reason":null'
 
     def _end_chunk(self, index: int, completion: CompletionOutput) -> tuple[bytes, ...]:
-        reasons = {"finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason}
+        reason = self._answers[index].finish_reason if self._answers else completion.finish_reason
+        reasons = {"finish_reason": reason, "stop_reason": completion.stop_reason}
         return (
             self._choice_heads[index],
             self._shape.without_text,
@@ -180,6 +206,14 @@ class ChunkWriter:
         if not self._settings.with_usage_in_every_chunk:
             return self._unended_usage
         return b'}],"usage":' + _encode(self._usage.usage()) + b"}\n\n"
+
+
+def tool_call_delta(delta: ToolCallDelta) -> dict[str, Any]:
+    """Return a piece of a tool call in OpenAI's form: its id, type and name come once."""
+    if delta.id is None:
+        return {"index": delta.index, "function": {"arguments": delta.arguments}}
+    function = {"name": delta.name, "arguments": delta.arguments}
+    return {"index": delta.index, "id": delta.id, "type": "function", "function": function}
 
 
 def _choice(index: int) -> bytes:

@@ -11,11 +11,12 @@ from fastapi.responses import Response
 from rayinfer.errors import NotReady
 from rayinfer.servers.caller import find_usable_model, request_context, usable_models
 from rayinfer.servers.error_responses import json_response
+from rayinfer.servers.generation.chat import prepare_chat
 from rayinfer.servers.generation.responses import StreamedResponse, WholeResponse
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.openai.chunks import CHAT, COMPLETION, ChunkWriter
 from rayinfer.servers.openai.priority_header import header_priority
-from rayinfer.servers.openai.prompts import chat_prompts, completion_prompts, echoed_texts
+from rayinfer.servers.openai.prompts import chat_request, completion_prompts, echoed_texts
 from rayinfer.servers.openai.request_body import check_schema
 from rayinfer.servers.openai.response_aggregate import ResponseAggregate
 from rayinfer.servers.openai.sampling_settings import (
@@ -66,12 +67,11 @@ class OpenAIEndpoints:
         body.check_ranges()
         params = chat_params(body, description, self._limits)
         params = params.with_tokenized_bad_words(bad_word_tokenizer(model.tokenizer))
-        prompts = chat_prompts(
-            body, model, description, trusts_template=self._trusts_template, max_tokens=params.max_tokens
-        )
+        chat = prepare_chat(chat_request(body, model, params, trusts_template=self._trusts_template))
+        prompts = [chat.prompt]
         check_num_logprobs(params, prompts, description, self._limits, echoes=False, stream=bool(body.stream))
         check_num_repeated(body, params.n, prompts, None, self._limits)
-        return ValidatedRequest(body=body, model=model, params=params, prompts=prompts, shape=CHAT)
+        return ValidatedRequest(body=body, model=model, params=params, prompts=prompts, shape=CHAT, chat=chat)
 
     def _completion(self, request: Request, raw: dict[str, Any]) -> ValidatedRequest:
         refuse_unsupported_fields(raw, is_chat=False)

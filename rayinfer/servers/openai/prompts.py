@@ -1,38 +1,37 @@
-"""The prompts of completions and chat completions, as token ids."""
+"""The prompts of completions as token ids, and chat completions as requests to the chat core."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from rayinfer.errors import InvalidParameter, shown
 from rayinfer.protocols import ModelDescription
+from rayinfer.sampling_params import SamplingParams
+from rayinfer.servers.generation.chat import ChatRequest
 from rayinfer.servers.generation.prompt_tokens import PromptLimit, is_integer, tokenize_prompts
 from rayinfer.servers.openai.chat_messages import chosen_template, template_messages, template_settings
-from rayinfer.servers.openai.schemas import CompletionBody, ConversationBody, PromptBody
+from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody, PromptBody
 from rayinfer.servers.request_limits import RequestLimits
 from rayinfer.servers.served_model import ServedModel
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer.tokenization.truncation import Truncation
 
 
-def chat_prompts(
-    body: ConversationBody,
-    model: ServedModel,
-    description: ModelDescription,
-    *,
-    trusts_template: bool,
-    max_tokens: int | None,
-) -> list[list[int]]:
-    """Render a conversation and tokenize it: always one prompt."""
-    template = chosen_template(body, model.chat_template, trusts_request=trusts_template)
-    text = template.render(template_messages(body.messages), **template_settings(body))
-    limit = PromptLimit.of(description, "messages")
-    return tokenize_prompts(
-        [text],
-        model.tokenizer,
-        description.vocab_size,
-        limit,
+def chat_request(
+    body: ChatCompletionBody, model: ServedModel, params: SamplingParams, *, trusts_template: bool
+) -> ChatRequest:
+    """Make a body's conversation one for the chat core."""
+    limit = PromptLimit.of(model.generator.describe(), "messages")
+    return ChatRequest(
+        model=model,
+        params=params,
+        messages=template_messages(body.messages),
+        template=chosen_template(body, model.chat_template, trusts_request=trusts_template),
+        template_settings=template_settings(body),
         add_special_tokens=bool(body.add_special_tokens),
-        truncation=truncation_of(body, limit, max_tokens),
+        truncation=truncation_of(body, limit, params.max_tokens),
+        length_field=body.length_field,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
     )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from rayinfer import __version__
 from rayinfer.errors import RequestFailed
 from rayinfer.outputs import CompletionAggregate, OutputAggregate, TokenLogprobs
+from rayinfer.servers.generation.chat import ChatAnswer
 from rayinfer.servers.generation.prompt_outputs import PromptOutput, check_ended_well
 from rayinfer.servers.openai.logprobs_formatter import LogprobsFormatter
 from rayinfer.servers.openai.response_settings import SERVICE_TIER, ResponseSettings, UsageCounter
@@ -23,14 +24,17 @@ class ResponseAggregate:
         self._usage = UsageCounter(settings)
         self._outputs = [OutputAggregate(settings.num_choices) for _ in settings.prompts]
         self._choices = [choice for output in self._outputs for choice in output.choices]
+        self._answers = [settings.new_answer() for _ in settings.choices]  # of chats
 
     def add(self, prompt_output: PromptOutput) -> None:
         """Add an output; raises the error of a choice that failed."""
         self._usage.add(prompt_output)
         for completion in prompt_output.output.outputs:
             check_ended_well(completion)
+            index = prompt_output.prompt * self._settings.num_choices + completion.index
+            self._answers[index].add(completion)
             if completion.finish_reason is not None:
-                self._usage.finish(prompt_output.prompt * self._settings.num_choices + completion.index)
+                self._usage.finish(index)
         self._outputs[prompt_output.prompt].add(prompt_output.output)
 
     @property
@@ -51,9 +55,10 @@ class ResponseAggregate:
         choices = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": "".join(choice.texts), "refusal": None},
+                "message": _message(self._answers[index]),
                 "logprobs": formatter and formatter.chat(choice.token_ids, choice.logprobs),
                 **self._choice_end(choice),
+                "finish_reason": self._answers[index].finish_reason,
             }
             for index, choice in enumerate(self._choices)
         ]
@@ -118,3 +123,17 @@ class ResponseAggregate:
             "usage": self._usage.usage(),
             "system_fingerprint": FINGERPRINT,
         }
+
+
+def _message(answer: ChatAnswer) -> dict[str, Any]:
+    """Return a chat's message; reasoning and tool calls are there if the model wrote any."""
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.tool_calls:
+        message["content"] = answer.text or None
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in answer.tool_calls
+        ]
+    return message

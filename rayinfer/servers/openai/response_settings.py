@@ -1,10 +1,11 @@
 """Fields and usage shared by whole and streamed responses."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rayinfer.errors import RequestFailed
+from rayinfer.servers.generation.chat import ChatAnswer
 from rayinfer.servers.generation.prompt_outputs import PromptOutput
 from rayinfer.servers.openai.logprobs_formatter import CompletionLogprobs, LogprobsFormatter
 from rayinfer.tokenization.token_offsets import TokenOffsets
@@ -21,6 +22,7 @@ class ResponseSettings:
     model: str
     prompts: Sequence[list[int]]
     num_choices: int  # per prompt
+    new_answer: Callable[[], ChatAnswer] = ChatAnswer  # of a chat's choice
     echoed_texts: list[str] | None = None  # of the prompts, if the answers begin with them
     skips_special_tokens: bool = True
     logprobs: LogprobsFormatter | None = None  # of the choices' tokens, and of the echoed prompts' too

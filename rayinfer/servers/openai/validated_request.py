@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rayinfer.sampling_params import SamplingParams
+from rayinfer.servers.generation.chat import ChatAnswer, PreparedChat
 from rayinfer.servers.generation.service import PreparedGeneration
 from rayinfer.servers.openai.chunks import CHAT, ChunkShape
 from rayinfer.servers.openai.logprobs_formatter import LogprobsFormatter
@@ -23,17 +24,20 @@ class ValidatedRequest:
     prompts: Sequence[list[int]]
     shape: ChunkShape
     echoed_texts: list[str] | None = None
+    chat: PreparedChat | None = None
 
     def prepared(self, header_priority: int | None) -> PreparedGeneration:
         """Return what the service generates from; the header's priority counts before the body's."""
+        priority = header_priority if header_priority is not None else self.body.priority or 0
+        if self.chat is not None:
+            return replace(self.chat.generation, priority=priority)
         return PreparedGeneration(
             model=self.model,
             params=self.params,
             prompts=self.prompts,
             length_field=self.body.length_field,
-            priority=header_priority if header_priority is not None else self.body.priority or 0,
+            priority=priority,
             cache_salt=self.body.cache_salt or "",
-            operation="chat" if self.shape is CHAT else "text_completion",
         )
 
     def response_settings(self, name: str) -> ResponseSettings:
@@ -47,6 +51,7 @@ class ValidatedRequest:
             prompts=self.prompts,
             num_choices=self.params.n,
             echoed_texts=self.echoed_texts,
+            new_answer=ChatAnswer if self.chat is None else self.chat.new_answer,
             skips_special_tokens=self.params.skip_special_tokens,
             logprobs=self._formatter(self.params.logprobs, self.params.listed_ids),
             prompt_logprobs=self._formatter(self.body.prompt_logprobs),

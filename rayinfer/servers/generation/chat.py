@@ -1,0 +1,229 @@
+"""The chat core: conversations to prompts, and outputs to answers, the same for every protocol.
+
+A protocol turns its body into a `ChatRequest`: messages in the form that chat templates read, settings of the template,
+tools and `SamplingParams`. `prepare_chat` renders and tokenizes it into a `PreparedChat`, whose `generation` goes to
+`GenerationService.start` and whose `new_answer` begins a `ChatAnswer` for each choice. An answer turns the choice's
+outputs into deltas, in the order in which the model wrote them:
+
+    TextDelta       text of the answer
+    ReasoningDelta  text of the reasoning before it
+    ToolCallDelta   beginning of a call (`id` and `name`), or more of its arguments (`arguments`)
+
+and adds them up: `text`, `reasoning`, `tool_calls`, `finish_reason`, `stop_reason`, `num_tokens`. Without a parser all
+output is text. A parser (`AnswerParser`) is what splits reasoning and tool calls off: `PreparedChat.new_parser` makes
+one for each choice. Settings that constrain tokens belong to `ChatRequest.params`.
+
+`SingleAnswer` is the answer and usage of a request with one choice, as most protocols have it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from rayinfer.errors import RequestFailed
+from rayinfer.outputs import CompletionOutput
+from rayinfer.sampling_params import SamplingParams
+from rayinfer.servers.generation.prompt_outputs import PromptOutput, check_ended_well
+from rayinfer.servers.generation.prompt_tokens import PromptLimit, tokenize_prompts
+from rayinfer.servers.generation.service import PreparedGeneration
+from rayinfer.servers.served_model import ServedModel
+from rayinfer.tokenization.chat_template import ChatTemplate
+from rayinfer.tokenization.truncation import Truncation
+
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """More text of an answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """More text of the reasoning before an answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolCallDelta:
+    """The beginning of a tool call, which has its id and name, or more of its arguments."""
+
+    index: int  # of the call in its answer
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""  # JSON, in pieces
+
+
+ChatDelta = TextDelta | ReasoningDelta | ToolCallDelta
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A tool call, as far as the model has written it."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+class AnswerParser(Protocol):
+    """An incremental parser of one choice's text."""
+
+    def add(self, text: str, token_ids: Sequence[int]) -> Sequence[ChatDelta]:
+        """Return the deltas that more text completes; what may still become a tag is held back."""
+        ...
+
+    def end(self) -> Sequence[ChatDelta]:
+        """Return what was held back, at the end of the text."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatRequest:
+    """A conversation and the settings of its answer."""
+
+    model: ServedModel
+    params: SamplingParams
+    messages: Sequence[Mapping[str, Any]]  # with role and content, as chat templates read them
+    template: ChatTemplate | None = None  # in place of the model's
+    template_settings: Mapping[str, Any] = field(default_factory=dict)  # arguments of `ChatTemplate.render`
+    tools: Sequence[Mapping[str, Any]] | None = None  # in OpenAI's form: {"type": "function", "function": {...}}
+    tool_choice: str | Mapping[str, Any] | None = None  # "none", "auto", "required" or a tool in OpenAI's form
+    parallel_tool_calls: bool = True
+    response_format: Mapping[str, Any] | None = None  # in OpenAI's form
+    add_special_tokens: bool = False
+    truncation: Truncation | None = None
+    messages_field: str = "messages"  # that errors name
+    length_field: str | None = None
+    priority: int = 0
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedChat:
+    """A conversation as the model reads it."""
+
+    request: ChatRequest
+    text: str  # written by the template
+    prompt: list[int]
+    new_parser: Callable[[], AnswerParser] | None = None
+
+    @property
+    def generation(self) -> PreparedGeneration:
+        """The request for the service."""
+        return PreparedGeneration(
+            model=self.request.model,
+            params=self.request.params,
+            prompts=[self.prompt],
+            length_field=self.request.length_field,
+            priority=self.request.priority,
+            cache_salt=self.request.cache_salt,
+            operation="chat",
+        )
+
+    def new_answer(self) -> "ChatAnswer":
+        """Begin the answer of one choice."""
+        return ChatAnswer(None if self.new_parser is None else self.new_parser())
+
+
+def prepare_chat(request: ChatRequest) -> PreparedChat:
+    """Render a conversation and tokenize it; raises RequestError."""
+    model = request.model
+    description = model.generator.describe()
+    template = request.template or model.chat_template
+    settings = dict(request.template_settings)
+    if request.tools and request.tool_choice != "none":
+        settings["tools"] = request.tools
+    text = template.render(request.messages, **settings)
+    (prompt,) = tokenize_prompts(
+        [text],
+        model.tokenizer,
+        description.vocab_size,
+        PromptLimit.of(description, request.messages_field),
+        add_special_tokens=request.add_special_tokens,
+        truncation=request.truncation,
+    )
+    return PreparedChat(request=request, text=text, prompt=prompt)
+
+
+class ChatAnswer:
+    """The answer of one choice, in deltas and as a whole."""
+
+    def __init__(self, parser: AnswerParser | None = None) -> None:
+        self._parser = parser
+        self._texts: list[str] = []
+        self._reasoning: list[str] = []
+        self.tool_calls: list[ToolCall] = []
+        self.num_tokens = 0
+        self.num_reasoning_tokens = 0  # of outputs that brought reasoning
+        self.finish_reason: ChatFinishReason | None = None
+        self.stop_reason: int | str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self._texts)
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning so far."""
+        return "".join(self._reasoning)
+
+    def add(self, output: CompletionOutput) -> Sequence[ChatDelta]:
+        """Add an output and return its deltas, of which there may be none; raises the error of a failed choice."""
+        check_ended_well(output)
+        self.num_tokens += len(output.token_ids)
+        if self._parser is None:
+            deltas: list[ChatDelta] = [TextDelta(output.text)] if output.text else []
+        else:
+            deltas = list(self._parser.add(output.text, output.token_ids))
+            if output.finish_reason is not None:
+                deltas += self._parser.end()
+        for delta in deltas:
+            self._keep(delta)
+        if any(isinstance(delta, ReasoningDelta) for delta in deltas):
+            self.num_reasoning_tokens += len(output.token_ids)
+        if output.finish_reason in ("stop", "length"):
+            has_called = output.finish_reason == "stop" and bool(self.tool_calls)
+            self.finish_reason = "tool_calls" if has_called else output.finish_reason
+            self.stop_reason = output.stop_reason
+        return deltas
+
+    def _keep(self, delta: ChatDelta) -> None:
+        match delta:
+            case TextDelta():
+                self._texts.append(delta.text)
+            case ReasoningDelta():
+                self._reasoning.append(delta.text)
+            case ToolCallDelta():
+                if delta.index == len(self.tool_calls):
+                    self.tool_calls.append(ToolCall(delta.id or "", delta.name or ""))
+                self.tool_calls[delta.index].arguments += delta.arguments
+
+
+class SingleAnswer:
+    """The answer and usage of a request with one choice; also the collector of a `WholeResponse`."""
+
+    def __init__(self, chat: PreparedChat) -> None:
+        self.answer = chat.new_answer()
+        self.num_prompt_tokens = len(chat.prompt)
+        self.num_cached_tokens = 0
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it takes so long to encode that other requests should not wait for it: it never does."""
+        return False
+
+    def add(self, prompt_output: PromptOutput) -> Sequence[ChatDelta]:
+        """Add an output and return its deltas; raises the error of a failed choice."""
+        self.num_cached_tokens = prompt_output.output.num_cached_tokens
+        (completion,) = prompt_output.output.outputs
+        return self.answer.add(completion)
+
+    def check_is_complete(self) -> None:
+        """Raise RequestFailed when the outputs ended before the answer had."""
+        if self.answer.finish_reason is None:
+            raise RequestFailed("the outputs ended before the answer had")
