@@ -62,6 +62,8 @@ from rayinfer.servers.tei.routes import TEI_PATHS, add_tei_routes
 from rayinfer.servers.tgi.endpoints import TgiEndpoints
 from rayinfer.servers.tgi.routes import TGI_GENERATION_PATHS, add_tgi_routes
 from rayinfer.servers.traces import add_trace_routes
+from rayinfer.servers.web.live import LiveSamples, add_live_route
+from rayinfer.servers.web.pages import add_web_routes
 from rayinfer.traces.trace_store import TraceStore
 
 NO_PAGES: dict[str, Any] = {"docs_url": None, "redoc_url": None}  # FastAPI's load programs from other sites
@@ -236,6 +238,8 @@ def _add_service_routes(
                 include_in_schema=alias == path,
             )
             app.add_api_route(alias, endpoint, methods=["HEAD"], response_class=Response, include_in_schema=False)
+    add_live_route(app, models, LiveSamples(models, metrics, other_metrics))
+    add_web_routes(app)
 
 
 _READY = {

@@ -1,10 +1,9 @@
 """Paths that several protocols have: fields of the body, or the Accept header, decide which protocol answers."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from html import escape
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -12,7 +11,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from rayinfer.errors import InvalidParameter, TaskNotServed
-from rayinfer.servers.caller import recognized_caller, usable_models
+from rayinfer.servers.caller import usable_models
 from rayinfer.servers.documented_routes import Endpoint, add_route
 from rayinfer.servers.error_formats import choose_error_format, tgi_error
 from rayinfer.servers.error_responses import json_response
@@ -38,26 +37,9 @@ from rayinfer.servers.tei.information import TeiInformation
 from rayinfer.servers.tei.schemas import EmbedBody, PredictBody, SimilarityBody, TeiRerankBody, TeiTokenizeBody
 from rayinfer.servers.tgi.endpoints import TgiEndpoints
 from rayinfer.servers.tgi.schemas import GenerateBody, InputsBody
+from rayinfer.servers.web.pages import web_page
 
 UNHEALTHY = {"error": "unhealthy", "error_type": "healthcheck"}  # TGI's words
-_HTML_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", "Vary": "Accept"}
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8"><title>rayinfer</title>
-<style>body {{ font: 1rem/1.5 sans-serif; margin: 3rem }}</style>
-</head>
-<body>
-<h1>rayinfer</h1>
-{content}
-<p><a href="{root}/ready">readiness</a>{links}</p>
-</body>
-</html>
-"""
-
-_FOR_STRANGERS = "<p>An inference service, which needs an API key.</p>"
-_FOR_CALLERS = "<p>An inference service. Models:</p><ul>{models}</ul>"
-_LINKS = ' · <a href="{root}/openapi.json">API</a> · <a href="{root}/metrics">metrics</a>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +166,7 @@ def _add_root(app: FastAPI, service: GenerationService, answer: Endpoint) -> Non
         """GET /: a page for browsers, and TGI's health for all others."""
         usable = usable_models(request, service.models)
         if _prefers_html(request.headers.get("accept", "")):
-            names = None if recognized_caller(request).is_stranger else usable
-            page = _page(names, request.scope.get("root_path", ""))
-            return Response(page, headers=_HTML_HEADERS, media_type="text/html")
+            return web_page(request.scope.get("root_path", ""))
         if usable and all(model.generator.status().ready for model in usable.values()):
             return Response(headers={"Vary": "Accept"})
         return json_response(json.dumps(UNHEALTHY).encode(), 503, {"Retry-After": "1", "Vary": "Accept"})
@@ -243,12 +223,3 @@ def _add_post(
 def _prefers_html(accept: str) -> bool:
     """Return whether a client names HTML among the types that it accepts, as browsers do."""
     return any(part.partition(";")[0].strip().lower() == "text/html" for part in accept.split(","))
-
-
-def _page(models: Iterable[str] | None, root_path: str) -> str:
-    """Write the page, with these models; with None for callers that may see none."""
-    root = escape(root_path)
-    if models is None:
-        return _PAGE.format(content=_FOR_STRANGERS, root=root, links="")
-    names = "".join(f"<li>{escape(name)}</li>" for name in models) or "<li>none yet</li>"
-    return _PAGE.format(content=_FOR_CALLERS.format(models=names), root=root, links=_LINKS.format(root=root))

@@ -257,6 +257,7 @@ def _announce(service: Service, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    console.print(f"web page: {url}/", markup=False, highlight=False, soft_wrap=True)
     if service.grpc_port is not None:
         over = " over TLS" if service.has_tls else ""
         line = f"gRPC{over} at {service.host}:{service.grpc_port}"

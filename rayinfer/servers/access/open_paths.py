@@ -7,7 +7,8 @@ from rayinfer.access.api_key import Scope
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
 OPEN_PREFIXES = ("/v2/health/",)
-OPEN_TO_READ = "/"  # the page and TGI's health; POST generates
+OPEN_TO_READ = frozenset({"/", "/docs"})  # the page, which holds no names, and TGI's health; POST generates
+OPEN_FILES = "/ui/"  # of the page
 READING_METHODS = ("GET", "HEAD")
 SCOPES = {
     "/metrics": Scope.METRICS,
@@ -33,7 +34,7 @@ def is_open(method: str, path: str) -> bool:
 
     Without one, answers name no models. No OPTIONS is open: those that CORS allows are answered before.
     """
-    if method in READING_METHODS and path == OPEN_TO_READ:
+    if method in READING_METHODS and (path in OPEN_TO_READ or path.startswith(OPEN_FILES)):
         return True
     return method != "OPTIONS" and (_plain(path) in OPEN_PATHS or path.startswith(OPEN_PREFIXES))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rayinfer.errors import NotReady, QueueFull
-from rayinfer.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput, TokenLogprobs
+from rayinfer.outputs import CompletionOutput, EngineStats, FinishReason, Logprob, RequestOutput, TokenLogprobs
 from rayinfer.protocols import GenerationRequest, ModelDescription, ServiceStatus
 
 
@@ -43,6 +43,7 @@ class FakeGenerator:
     is_encoder_decoder: bool = False
     vocab_size: int = 384
     default_sampling_params: Mapping[str, Any] = field(default_factory=dict)
+    engines: dict[str, EngineStats] = field(default_factory=dict)
     requests: list[GenerationRequest] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)  # closed or cancelled before their end
@@ -85,8 +86,8 @@ class FakeGenerator:
         )
 
     def status(self) -> ServiceStatus:
-        """Say what `not_ready` says."""
-        return ServiceStatus(ready=not self.not_ready, reason=self.not_ready)
+        """Return readiness as `not_ready` has it, and the engines."""
+        return ServiceStatus(ready=not self.not_ready, reason=self.not_ready, engines=self.engines)
 
     def overload(self) -> QueueFull | None:
         """Say what `full` says."""

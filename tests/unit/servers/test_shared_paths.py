@@ -19,15 +19,14 @@ def other(models) -> FakeGenerator:
     return models["other"].generator
 
 
-async def test_a_browser_gets_a_page_with_the_models_and_links(client, models):
-    models["<b>"] = replace(models["org/tiny"], name="<b>")
+async def test_a_browser_gets_a_page_that_names_no_models(client):
     response = await client.get("/", headers={"accept": PAGE})
     assert response.headers["content-type"].startswith("text/html")
     assert response.headers["vary"] == "Accept"
-    for said in ("org/tiny", "&lt;b&gt;", 'href="/openapi.json"', 'href="/metrics"', 'href="/ready"'):
-        assert said in response.text
-    for path in ("/openapi.json", "/metrics", "/ready"):
-        assert (await client.get(path)).status_code == 200
+    assert "org/tiny" not in response.text
+    for path in ("openapi.json", "metrics", "ready"):
+        assert f'href="{path}"' in response.text
+        assert (await client.get("/" + path)).status_code == 200
 
 
 @pytest.mark.parametrize("accept", [None, "*/*", "application/json", "text/plain"])

@@ -57,7 +57,6 @@ LISTINGS = [
     ("GET", "/v2/models/stats"),
     ("GET", "/server_info"),
     ("GET", "/info"),
-    ("GET", "/"),
 ]
 WITHOUT_NAMES = [
     ("POST", "/v1/completions", {"prompt": "Once"}),

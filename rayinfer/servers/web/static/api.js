@@ -1,0 +1,60 @@
+// Calls to the service: the key is kept in this tab's memory only.
+
+let apiKey = "";
+
+export function setKey(key) { apiKey = key.trim(); }
+
+export class ServiceError extends Error {
+  constructor(status, message) { super(message); this.status = status; }
+}
+
+export function url(path) { return new URL(path.replace(/^\//, ""), document.baseURI); }
+
+export async function call(path, { body, signal, method } = {}) {
+  const headers = {};
+  if (apiKey) headers.Authorization = `Bearer ${apiKey}`;
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const response = await fetch(url(path), {
+    method: method ?? (body === undefined ? "GET" : "POST"),
+    headers, signal, credentials: "same-origin",
+    body: body === undefined ? undefined : JSON.stringify(body),
+  });
+  if (!response.ok) throw new ServiceError(response.status, await errorText(response));
+  return response;
+}
+
+export async function readJson(path, options) { return (await call(path, options)).json(); }
+
+async function errorText(response) {
+  const text = await response.text();
+  try {
+    const body = JSON.parse(text);
+    return body.error?.message ?? body.error ?? body.message ?? text;
+  } catch { return text || `${response.status} ${response.statusText}`; }
+}
+
+// Yields the decoded `data` of server-sent events, until the stream ends or `[DONE]`.
+export async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const frames = (rest + value).split("\n\n");
+      rest = frames.pop();
+      for (const frame of frames) {
+        if (!frame.startsWith("data: ")) continue;
+        if (frame === "data: [DONE]") return;
+        const event = JSON.parse(frame.slice(6));
+        if (event.error) throw new ServiceError(event.error.code ?? 500, event.error.message ?? "The stream failed.");
+        yield event;
+      }
+    }
+  } finally { reader.cancel().catch(() => {}); }
+}
+
+export async function generationModels() {
+  const { data } = await readJson("v1/models");
+  return data.filter((model) => !model.tasks || model.tasks.includes("generate"));
+}

@@ -1,0 +1,59 @@
+// The paths of the service, from its own OpenAPI document.
+
+import { readJson } from "./api.js";
+import { el } from "./elements.js";
+
+export function docsView(main) {
+  const search = el("input", { type: "search", "aria-label": "Filter paths", placeholder: "filter" });
+  const list = el("div", { class: "operations" });
+  main.append(el("h1", {}, "API"), el("p", { class: "figures" }, "From ", el("a", { href: "openapi.json" }, "openapi.json"), "; see also ",
+    el("a", { href: "metrics" }, "metrics"), " and ", el("a", { href: "ready" }, "readiness"), "."), search, list);
+  readJson("openapi.json").then((document_) => {
+    const operations = Object.entries(document_.paths).flatMap(([path, methods]) =>
+      Object.entries(methods).map(([method, operation]) => ({ path, method: method.toUpperCase(), operation })));
+    const show = () => list.replaceChildren(...operations
+      .filter(({ path, operation }) => `${path} ${operation.description ?? ""}`.toLowerCase().includes(search.value.toLowerCase()))
+      .map((each) => operationElement(each, document_)));
+    search.addEventListener("input", show);
+    show();
+  }).catch((error) => list.append(el("p", { class: "error", role: "alert" }, error.message)));
+}
+
+function operationElement({ path, method, operation }, document_) {
+  const details = el("details", {}, el("summary", {}, el("span", { class: `method ${method}` }, method), " ", el("code", {}, path), " ",
+    el("span", { class: "muted" }, (operation.description ?? operation.summary ?? "").split("\n")[0])));
+  details.addEventListener("toggle", () => {
+    if (!details.open || details.children.length > 1) return;
+    const content = operation.requestBody?.content ?? {};
+    const parameters = operation.parameters ?? [];
+    details.append(
+      parameters.length ? el("ul", {}, parameters.map((each) => el("li", {}, el("code", {}, each.name), ` in ${each.in}. ${each.description ?? ""}`))) : "",
+      ...Object.entries(content).map(([type, body]) => el("div", {}, el("p", {}, "Body ", el("code", {}, type)), el("pre", { tabindex: "0" }, outline(body.schema, document_)))),
+      el("p", {}, "Answers: ", Object.entries(operation.responses ?? {}).map(([status, each]) => `${status} ${each.description ?? ""}`).join("; ")));
+  });
+  return details;
+}
+
+// One line a field: its name, type and description; unions and references are followed once.
+function outline(schema, document_) {
+  const found = resolve(schema, document_);
+  const choices = found.anyOf ?? found.oneOf;
+  if (choices && !found.properties) return choices.map((each) => outline(each, document_)).join("\n— or —\n");
+  const lines = Object.entries(found.properties ?? {}).map(([name, field]) =>
+    `${name}${found.required?.includes(name) ? " (required)" : ""}: ${typeName(field, document_)}${field.description ? ` – ${field.description}` : ""}`);
+  return lines.join("\n") || typeName(found, document_);
+}
+
+function typeName(schema, document_) {
+  if (schema.$ref) return schema.$ref.split("/").pop();
+  if (schema.anyOf) return schema.anyOf.map((each) => typeName(each, document_)).join(" | ");
+  if (schema.enum) return schema.enum.map((each) => JSON.stringify(each)).join(" | ");
+  if (schema.const !== undefined) return JSON.stringify(schema.const);
+  if (schema.type === "array") return `array of ${schema.items ? typeName(schema.items, document_) : "anything"}`;
+  return String(schema.type ?? "anything");
+}
+
+function resolve(schema, document_) {
+  if (!schema?.$ref) return schema ?? {};
+  return schema.$ref.slice(2).split("/").reduce((node, name) => node?.[name], document_) ?? {};
+}

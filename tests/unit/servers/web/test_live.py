@@ -1,0 +1,74 @@
+import json
+
+import pytest
+
+from rayinfer.metrics.service_metrics import ServiceMetrics
+from rayinfer.outputs import EngineStats
+from rayinfer.servers.web.live import LiveSamples
+
+
+def answer(metrics: ServiceMetrics) -> None:
+    """Count one request for three tokens."""
+    timer = metrics.request_started("org/tiny", 5)
+    timer.record_dispatch()
+    for _ in range(3):
+        timer.tokens(1)
+    timer.finished("stop")
+
+
+def read(encoded: bytes) -> dict:
+    assert encoded.startswith(b"data: ")
+    return json.loads(encoded[6:])
+
+
+@pytest.fixture
+def clock():
+    return [100.0]
+
+
+@pytest.fixture
+def samples(models, metrics, clock):
+    return LiveSamples(models, metrics, clock=lambda: clock[0])
+
+
+async def test_a_sample_counts_requests_and_tokens(metrics, samples):
+    answer(metrics)
+    model = read(await samples.latest(frozenset({"org/tiny"})))["models"]["org/tiny"]
+    assert model["ready"] is True
+    assert model["generation_tokens"] == 3
+    assert sum(model["first_token"]["counts"]) == 1
+    assert sum(model["inter_token"]["counts"]) == 2
+    assert len(model["inter_token"]["counts"]) == len(model["inter_token"]["bounds"]) + 1
+    assert model["finished"]["stop"] == 1
+
+
+async def test_samples_are_shared_within_a_second(metrics, samples, clock):
+    names = frozenset({"org/tiny"})
+    before = await samples.latest(names)
+    answer(metrics)
+    assert await samples.latest(names) is before
+    clock[0] += 1.0
+    assert read(await samples.latest(names))["models"]["org/tiny"]["generation_tokens"] == 3
+
+
+async def test_a_sample_has_only_the_models_asked_for(samples):
+    assert read(await samples.latest(frozenset()))["models"] == {}
+
+
+async def test_counts_of_other_routers_are_added(models, metrics):
+    other = ServiceMetrics("other")
+    other.stream_migrated("org/tiny")
+    metrics.stream_migrated("org/tiny")
+
+    async def others():
+        return [other.snapshot()]
+
+    sample = read(await LiveSamples(models, metrics, others).latest(frozenset(models)))
+    assert (sample["num_routers"], sample["models"]["org/tiny"]["migrations"]) == (2, 2)
+
+
+async def test_engines_are_shown_with_their_blocks(samples, generator):
+    generator.engines = {"e1": EngineStats(num_running=2, kv_blocks_used=3, kv_blocks_total=8)}
+    engine = read(await samples.latest(frozenset({"org/tiny"})))["models"]["org/tiny"]["engines"]["e1"]
+    assert (engine["running"], engine["kv_blocks_used"], engine["kv_blocks_total"]) == (2, 3, 8)
+    assert engine["state"] == "running"
