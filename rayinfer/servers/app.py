@@ -25,6 +25,8 @@ from rayinfer.metrics.service_metrics import CONTENT_TYPE, ServiceMetrics
 from rayinfer.servers.access.access_log import AccessLog
 from rayinfer.servers.access.middleware import AccessMiddleware
 from rayinfer.servers.access.usage import add_usage_routes
+from rayinfer.servers.anthropic.endpoints import AnthropicEndpoints
+from rayinfer.servers.anthropic.routes import MESSAGES, add_anthropic_routes
 from rayinfer.servers.caller import recognized_caller, trust_tenant_header
 from rayinfer.servers.engine_control import add_engine_control_routes
 from rayinfer.servers.error_formats import error_format_of
@@ -77,7 +79,7 @@ CORS_OPTIONS: dict[str, Any] = {
 logger = logging.getLogger(__name__)
 
 _SHED_PATHS = (
-    *(*generation_paths(), *TGI_GENERATION_PATHS, API, *OLLAMA_GENERATION_PATHS),
+    *(*generation_paths(), *TGI_GENERATION_PATHS, API, MESSAGES, *OLLAMA_GENERATION_PATHS),
     *(*POOLING_PATHS, *TEI_PATHS, IMAGE_PATH),
 )
 
@@ -155,7 +157,9 @@ def _add_protocols(
     tokenizers = TokenizeEndpoints(service, trusts_request_chat_template=trusts_request_chat_template)
     tgi, predictions = TgiEndpoints(service), PredictionService(service)
     add_info_routes(app, service, tgi)  # before OpenAI's /models/{id}, whose ids may contain slashes
-    add_openai_routes(app, openai, tokenizers)
+    anthropic = AnthropicEndpoints(service)
+    add_openai_routes(app, openai, tokenizers, anthropic)
+    add_anthropic_routes(app, anthropic)
     add_openai_schemas(app, service, trusts_request_chat_template=trusts_request_chat_template)
     add_pooling_routes(app, predictions)
     add_tgi_routes(app, tgi)

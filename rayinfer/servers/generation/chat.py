@@ -16,11 +16,12 @@ one for each choice. Settings that constrain tokens belong to `ChatRequest.param
 `SingleAnswer` is the answer and usage of a request with one choice, as most protocols have it.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from rayinfer.errors import RequestFailed
+from rayinfer.errors import InvalidParameter, RequestFailed
 from rayinfer.outputs import CompletionOutput
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.generation.prompt_outputs import PromptOutput, check_ended_well
@@ -68,6 +69,14 @@ class ToolCall:
     name: str
     arguments: str = ""
 
+    def parsed_arguments(self) -> dict[str, Any]:
+        """Return the arguments as an object; those of a call that was cut cannot be read, and are empty."""
+        try:
+            arguments = json.loads(self.arguments or "{}")
+        except ValueError:
+            return {}
+        return arguments if isinstance(arguments, dict) else {}
+
 
 class AnswerParser(Protocol):
     """An incremental parser of one choice's text."""
@@ -94,6 +103,7 @@ class ChatRequest:
     tool_choice: str | Mapping[str, Any] | None = None  # "none", "auto", "required" or a tool in OpenAI's form
     parallel_tool_calls: bool = True
     response_format: Mapping[str, Any] | None = None  # in OpenAI's form
+    response_format_field: str = "response_format"  # that errors name
     add_special_tokens: bool = False
     truncation: Truncation | None = None
     messages_field: str = "messages"  # that errors name
@@ -131,6 +141,7 @@ class PreparedChat:
 
 def prepare_chat(request: ChatRequest) -> PreparedChat:
     """Render a conversation and tokenize it; raises RequestError."""
+    _refuse_unsupported(request)
     model = request.model
     description = model.generator.describe()
     template = request.template or model.chat_template
@@ -147,6 +158,16 @@ def prepare_chat(request: ChatRequest) -> PreparedChat:
         truncation=request.truncation,
     )
     return PreparedChat(request=request, text=text, prompt=prompt)
+
+
+def _refuse_unsupported(request: ChatRequest) -> None:
+    unsupported = {
+        "tools": request.tools,
+        request.response_format_field: (request.response_format or {}).get("type", "text") != "text",
+    }
+    for name, is_wanted in unsupported.items():
+        if is_wanted:
+            raise InvalidParameter(f"{name} is not supported by this service.", name, "unsupported_parameter")
 
 
 class ChatAnswer:

@@ -3,13 +3,13 @@
 import json
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from rayinfer.servers.error_formats import ollama_error
 from rayinfer.servers.error_responses import error_body
 from rayinfer.servers.generation.chat import ChatDelta, PreparedChat, ReasoningDelta, SingleAnswer, TextDelta
 from rayinfer.servers.generation.prompt_outputs import PromptOutput
+from rayinfer.servers.generation.timestamps import timestamp
 
 NDJSON = "application/x-ndjson"
 
@@ -48,7 +48,7 @@ class OllamaAnswer:
     def body(self) -> dict[str, Any]:
         """Return the whole answer; raises RequestFailed when it has not ended."""
         answer = self._single.answer
-        return {**self._piece(answer.text, answer.reasoning), **self._end()}
+        return {**self._piece(answer.text, answer.reasoning, self._tool_calls()), **self._end()}
 
     def opening(self) -> bytes:
         """Encode what precedes the first output: nothing."""
@@ -66,7 +66,7 @@ class OllamaAnswer:
 
     def ending(self) -> bytes:
         """Encode the last line; raises RequestFailed when the answer has not ended."""
-        return _line({**self._piece(""), **self._end()})
+        return _line({**self._piece("", tool_calls=self._tool_calls()), **self._end()})
 
     def failure(self, error: BaseException) -> bytes:
         """Encode an error that ended the stream after its first output."""
@@ -76,11 +76,19 @@ class OllamaAnswer:
         """Encode a piece without text, which clients add to nothing."""
         return _line(self._piece(""))
 
-    def _piece(self, text: str, reasoning: str = "") -> dict[str, Any]:
+    def _tool_calls(self) -> list[dict[str, Any]]:
+        """Return whole calls, which clients get in one piece; the arguments of one that was cut are empty."""
+        calls = self._single.answer.tool_calls
+        return [{"function": {"name": call.name, "arguments": call.parsed_arguments()}} for call in calls]
+
+    def _piece(self, text: str, reasoning: str = "", tool_calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         fields: dict[str, Any] = {"model": self._name, "created_at": timestamp(time.time())}
         if self._is_chat:
-            message = {"role": "assistant", "content": text}
-            fields["message"] = {**message, "thinking": reasoning} if reasoning else message
+            fields["message"] = {"role": "assistant", "content": text}
+            if reasoning:
+                fields["message"]["thinking"] = reasoning
+            if tool_calls:
+                fields["message"]["tool_calls"] = list(tool_calls)
         else:
             fields["response"] = text
             if reasoning:
@@ -106,11 +114,6 @@ def loaded_answer(name: str, *, is_chat: bool) -> dict[str, Any]:
     """Return the answer to a request without a prompt, by which clients have a model loaded, or unloaded."""
     empty: dict[str, Any] = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
     return {"model": name, "created_at": timestamp(time.time()), **empty, "done_reason": "load", "done": True}
-
-
-def timestamp(seconds: float) -> str:
-    """Write a time since 1970 as RFC 3339 has it."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -3,7 +3,7 @@
 import hashlib
 from typing import Any
 
-from rayinfer.servers.ollama.answers import timestamp
+from rayinfer.servers.generation.timestamps import timestamp
 from rayinfer.servers.ollama.requests import TAG
 from rayinfer.servers.served_model import ServedModel
 

@@ -38,8 +38,6 @@ def find_tagged_model(request: Request, service: GenerationService, name: str | 
 
 def chat_of(body: OllamaChatBody, model: ServedModel, service: GenerationService) -> PreparedChat:
     """Prepare a conversation; raises RequestError."""
-    if body.tools:
-        refuse("tools")
     messages = [_message(message, position) for position, message in enumerate(body.messages or ())]
     return prepare_chat(_request(body, messages, model, service, "messages"))
 
@@ -73,8 +71,6 @@ def _request(
     service: GenerationService,
     field: str,
 ) -> ChatRequest:
-    if body.format not in (None, ""):
-        refuse("format")
     options = body.options or OllamaOptions()
     settings: dict[str, Any] = {}
     if body.think is not None:
@@ -86,9 +82,23 @@ def _request(
         params=_params(options, model.generator.describe(), service),
         messages=messages,
         template_settings=settings,
+        tools=body.tools if isinstance(body, OllamaChatBody) else None,
+        response_format=_response_format(body.format),
+        response_format_field="format",
         messages_field=field,
         length_field=None if _num_predict(options) is None else "options.num_predict",
     )
+
+
+def _response_format(form: Any) -> dict[str, Any] | None:
+    """Return `format`, which is "json" or a schema, in OpenAI's form; raises InvalidParameter."""
+    if form is None or form == "":
+        return None
+    if form == "json":
+        return {"type": "json_object"}
+    if not isinstance(form, dict):
+        raise InvalidParameter('format must be "json" or a JSON schema', "format")
+    return {"type": "json_schema", "json_schema": {"name": "format", "schema": form, "strict": True}}
 
 
 def _num_predict(options: OllamaOptions) -> int | None:
