@@ -35,6 +35,7 @@ from rayinfer.servers.kserve.repository import ModelRepository
 from rayinfer.servers.kserve.rest.routes import add_kserve_routes
 from rayinfer.servers.load_shedding import LoadShedding
 from rayinfer.servers.megatron.endpoint import API, add_megatron_routes
+from rayinfer.servers.ollama.routes import OLLAMA_GENERATION_PATHS, add_ollama_routes
 from rayinfer.servers.openai.batches.routes import BatchServices, add_batch_routes
 from rayinfer.servers.openai.endpoints import OpenAIEndpoints
 from rayinfer.servers.openai.routes import add_openai_routes, add_openai_schemas, generation_paths
@@ -75,7 +76,10 @@ CORS_OPTIONS: dict[str, Any] = {
 
 logger = logging.getLogger(__name__)
 
-_SHED_PATHS = (*generation_paths(), *TGI_GENERATION_PATHS, API, *POOLING_PATHS, *TEI_PATHS, IMAGE_PATH)
+_SHED_PATHS = (
+    *(*generation_paths(), *TGI_GENERATION_PATHS, API, *OLLAMA_GENERATION_PATHS),
+    *(*POOLING_PATHS, *TEI_PATHS, IMAGE_PATH),
+)
 
 OtherMetrics = Callable[[], Awaitable[Sequence[MetricsSnapshot]]]
 
@@ -158,6 +162,7 @@ def _add_protocols(
     add_tei_routes(app, predictions)
     add_image_routes(app, predictions)
     add_megatron_routes(app, service)
+    add_ollama_routes(app, service)
     add_kserve_routes(app, kserve, body_limits)
     add_shared_routes(app, predictions, SharedEndpoints(openai, tokenizers, tgi))
 

@@ -57,6 +57,11 @@ def megatron_error(error: PublicError) -> tuple[int, dict[str, Any]]:
     return error.status, {"message": error.message}
 
 
+def ollama_error(error: PublicError) -> tuple[int, dict[str, Any]]:
+    """Write Ollama's form, in which the error is a string."""
+    return error.status, {"error": error.message}
+
+
 _TGI_TYPES: Mapping[int, str] = {
     401: "authentication",
     403: "permission",
@@ -75,12 +80,18 @@ _TEI_TYPES: Mapping[int, str] = {
     504: "Backend",
 }
 
+_OLLAMA_PATHS = (
+    *("chat", "generate", "tags", "show", "ps", "version", "pull", "push", "create", "copy", "delete"),
+    *("embed", "embeddings", "blobs"),
+)
+
 # By the beginning of a path.
 _FORMATS: tuple[tuple[str, ErrorFormat], ...] = (
     *((path, openai_error) for path in ("/v2/rerank", "/v2/embed")),  # Cohere's
     ("/v2", kserve_error),
     *((path, tgi_error) for path in ("/generate", "/generate_stream", "/chat_tokenize", "/info")),
     *((path, tei_error) for path in ("/embed", "/embed_all", "/predict", "/similarity", "/decode")),
+    *((f"/api/{name}", ollama_error) for name in _OLLAMA_PATHS),
     ("/api", megatron_error),
 )
 _MODEL_PATHS = "/models/"

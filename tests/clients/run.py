@@ -89,6 +89,7 @@ CLIENTS = (
         requirements=("huggingface_hub==2.4.0", "aiohttp", "numpy"),
         arguments=("url",),
     ),
+    Client(name="ollama", script="ollama_check.py", requirements=("ollama==0.6.3",)),
     Client(name="schemathesis", script="schemathesis_check.py", requirements=("schemathesis==4.32.5",), service=None),
 )
 
