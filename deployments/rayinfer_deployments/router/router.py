@@ -6,7 +6,7 @@ import gc
 import logging
 import sys
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.prediction_cache.cache_settings import NO_PREDICTION_CACHE, PredictionCacheSettings
 from rayinfer.prediction_cache.router_cache import RouterCache
 from rayinfer.protocols import ControlAction, ServiceStatus
+from rayinfer.routing.canary.releases import CanaryState
 from rayinfer.routing.limits import RouterLimits, router_limits, with_tenant_weights
 from rayinfer.servers.access.access_log import AccessLog
 from rayinfer.servers.app import build_app
@@ -69,6 +70,7 @@ class RouterReport:
     router: str  # its replica's name
     limits: RouterLimits
     models: dict[str, ServiceStatus]
+    canaries: list[CanaryState] = field(default_factory=list)
     key_error: str = ""  # what is wrong with the key file, while the last keys apply
 
 
@@ -172,6 +174,7 @@ class Router(GrpcIngress):
             router=self._router_id,
             limits=self._limits,
             models={name: model.generator.status() for name, model in self._models.served.items()},
+            canaries=self._models.canaries.states(),
             key_error="" if self._access is None else self._access.key_error,
         )
 
