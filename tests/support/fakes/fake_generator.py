@@ -37,6 +37,7 @@ class FakeGenerator:
     full: QueueFull | None = None  # why it takes no request at all
     failure: Exception | None = None  # raised after the first output
     scores_prompts: bool = True
+    supports_structured_outputs: bool = False
     blocks_after: int | None = None  # outputs after which it waits for `release`
     not_ready: str = ""
     max_model_len: int = 256
