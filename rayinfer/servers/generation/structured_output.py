@@ -46,7 +46,10 @@ def check_grammar(checks: GrammarChecks, model: ServedModel, params: SamplingPar
     try:
         checks.check(spec, model.tokenizer.special_texts)
     except InvalidParameter as error:
-        raise InvalidParameter(error.message, field, error.code) from None
+        message = error.message
+        if field != "structured_outputs":
+            message = message.replace(f"structured_outputs.{spec.kind}", field, 1)
+        raise InvalidParameter(message, field, error.code) from None
 
 
 def _of_response_format(form: Mapping[str, Any]) -> StructuredOutputsParams | None:

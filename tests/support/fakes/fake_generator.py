@@ -84,6 +84,7 @@ class FakeGenerator:
             created=1_700_000_000,
             default_sampling_params=self.default_sampling_params,
             scores_prompts=not self.is_encoder_decoder,
+            supports_structured_outputs=self.supports_structured_outputs,
         )
 
     def status(self) -> ServiceStatus:
