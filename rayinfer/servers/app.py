@@ -40,6 +40,8 @@ from rayinfer.servers.megatron.endpoint import API, add_megatron_routes
 from rayinfer.servers.ollama.routes import OLLAMA_GENERATION_PATHS, add_ollama_routes
 from rayinfer.servers.openai.batches.routes import BatchServices, add_batch_routes
 from rayinfer.servers.openai.endpoints import OpenAIEndpoints
+from rayinfer.servers.openai.responses.routes import RESPONSES, add_responses_routes
+from rayinfer.servers.openai.responses.store import ResponseStore
 from rayinfer.servers.openai.routes import add_openai_routes, add_openai_schemas, generation_paths
 from rayinfer.servers.openai.tokenize import TokenizeEndpoints
 from rayinfer.servers.openapi import (
@@ -79,7 +81,7 @@ CORS_OPTIONS: dict[str, Any] = {
 logger = logging.getLogger(__name__)
 
 _SHED_PATHS = (
-    *(*generation_paths(), *TGI_GENERATION_PATHS, API, MESSAGES, *OLLAMA_GENERATION_PATHS),
+    *(*generation_paths(), *TGI_GENERATION_PATHS, API, MESSAGES, RESPONSES, *OLLAMA_GENERATION_PATHS),
     *(*POOLING_PATHS, *TEI_PATHS, IMAGE_PATH),
 )
 
@@ -105,6 +107,7 @@ def build_app(
     trusts_request_chat_template: bool = False,
     kserve: InferenceService | None = None,
     batches: BatchServices | None = None,
+    response_store: ResponseStore | None = None,
 ) -> FastAPI:
     """Build the application over `models`, a mapping that may be filled and change while it serves.
 
@@ -114,7 +117,7 @@ def build_app(
     through a gateway that sets it; with `trusts_request_chat_template`, they may send programs, which templates are,
     for the service to run. A `kserve` that is shared with gRPC has a generation service of its own, which takes the
     place of one over `models`, and may have tensor models. With `access`, all but `open_paths.py` needs a key. Web
-    pages of `cors_origins` may use the service.
+    pages of `cors_origins` may use the service. Without a `response_store`, responses are kept in memory.
     """
     app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False, **NO_PAGES)
     trust_tenant_header(app, trusts_tenant_header)
@@ -140,6 +143,7 @@ def build_app(
     add_server_info_routes(app, kserve.generation)
     add_trace_routes(app, traces)
     add_batch_routes(app, batches)
+    add_responses_routes(app, kserve.generation, response_store or ResponseStore())
     if access is not None:
         add_usage_routes(app, access, price_per_engine_hour)
     if enable_engine_control:

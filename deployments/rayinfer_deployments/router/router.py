@@ -47,7 +47,7 @@ from rayinfer_deployments.router.grpc_port import bind_grpc_server
 from rayinfer_deployments.router.http_server import HttpServer
 from rayinfer_deployments.router.open_responses import OpenResponses
 from rayinfer_deployments.router.routed_models import RoutedModels, RouterModel
-from rayinfer_deployments.router.router_batches import RouterBatches
+from rayinfer_deployments.router.router_batches import RouterBatches, open_response_store
 from rayinfer_deployments.router.sibling_metrics import SiblingMetrics
 from rayinfer_deployments.router.tls import ReloadedTls
 
@@ -139,6 +139,7 @@ class Router(GrpcIngress):
         for model in models:
             await self._models.add(model)
         self._batches = None if batches is None else self._build_batches(batches)
+        self._response_store = open_response_store(None if batches is None else batches.folder)
         self._running_batches: asyncio.Task[None] | None = None
         self._kserve = self._build_kserve(with_examples=with_examples)
         self._call_access = CallAccess(self._access, self._access_log, trust_tenant_header)
@@ -234,6 +235,7 @@ class Router(GrpcIngress):
             cors_origins=self._access_settings.cors_origins,
             kserve=self._kserve,
             batches=None if self._batches is None else self._batches.services,
+            response_store=self._response_store,
         )
         app.add_middleware(self._open_responses.counted)
         return app
