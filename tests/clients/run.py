@@ -60,6 +60,7 @@ SERVICES = {  # three models are what two cores have room for
 }
 CLIENTS = (
     Client(name="openai", script="openai_check.py", requirements=("openai==3.51.0",)),
+    Client(name="openai (Responses)", script="openai_responses_check.py", requirements=("openai==3.51.0",)),
     Client(name="openai (Node)", script="openai_node_check.mjs", requirements=("openai@7.55.0",)),
     Client(name="litellm", script="litellm_check.py", requirements=("litellm==1.99.4",)),
     Client(name="langchain-openai", script="langchain_check.py", requirements=("langchain-openai==1.7.3",)),

@@ -33,6 +33,7 @@ from rayinfer.servers.kserve.grpc.methods import InferenceMethods
 from rayinfer.servers.kserve.grpc.server import GrpcLimits, GrpcServer
 from rayinfer.servers.kserve.inference import InferenceService
 from rayinfer.servers.kserve.repository import ModelRepository
+from rayinfer.servers.openai.responses.store import ResponseStore
 from rayinfer.servers.prediction.body_limits import BodyLimits
 from rayinfer.servers.request_limits import DEFAULT_REQUEST_LIMITS, RequestLimits
 from rayinfer.tokenization.chat_template import renderer
@@ -47,7 +48,7 @@ from rayinfer_deployments.router.grpc_port import bind_grpc_server
 from rayinfer_deployments.router.http_server import HttpServer
 from rayinfer_deployments.router.open_responses import OpenResponses
 from rayinfer_deployments.router.routed_models import RoutedModels, RouterModel
-from rayinfer_deployments.router.router_batches import RouterBatches
+from rayinfer_deployments.router.router_batches import RouterBatches, open_response_store
 from rayinfer_deployments.router.sibling_metrics import SiblingMetrics
 from rayinfer_deployments.router.tls import ReloadedTls
 
@@ -138,7 +139,7 @@ class Router(GrpcIngress):
         self._access = None if access.key_file is None else self._control_access(access.key_file)
         for model in models:
             await self._models.add(model)
-        self._batches = None if batches is None else self._build_batches(batches)
+        self._batches, self._response_store = self._build_stored(batches)
         self._running_batches: asyncio.Task[None] | None = None
         self._kserve = self._build_kserve(with_examples=with_examples)
         self._call_access = CallAccess(self._access, self._access_log, trust_tenant_header)
@@ -234,6 +235,7 @@ class Router(GrpcIngress):
             cors_origins=self._access_settings.cors_origins,
             kserve=self._kserve,
             batches=None if self._batches is None else self._batches.services,
+            response_store=self._response_store,
         )
         app.add_middleware(self._open_responses.counted)
         return app
@@ -245,9 +247,13 @@ class Router(GrpcIngress):
         )
         return InferenceService(generation, ModelRepository(served, example_models() if with_examples else ()))
 
-    def _build_batches(self, settings: BatchSettings) -> RouterBatches:
+    def _build_stored(self, settings: BatchSettings | None) -> tuple[RouterBatches | None, ResponseStore]:
+        """Make the clients of what is kept between requests: batches, and responses."""
+        if settings is None:
+            return None, open_response_store(None)
         application = serve.get_replica_context().app_name
-        return RouterBatches(self._router_id, application, settings, self._models.served, self._access)
+        batches = RouterBatches(self._router_id, application, settings, self._models.served, self._access)
+        return batches, open_response_store(settings.folder)
 
     async def _wait_for_keys(self) -> None:
         """Wait until the keys are known, for a limited time: requests are refused until then."""
