@@ -82,6 +82,7 @@ class Sampler:
         self._forced_end_token_id = forced_end_token_id
         self._has_forced_end = forced_end_token_id is not None
         self._device = torch.device(device)
+        self._scores: Tensor | None = None
         self._table = SamplingTable(max_num_rows, vocab_size)
         self._penalties = PenaltyHistory(vocab_size, self._device)
         self._rules = TokenRules(max_num_rows, self._device)
@@ -219,7 +220,7 @@ class Sampler:
         forced = np.flatnonzero(positions >= settings["last_position"]) if self._has_forced_end else _NO_LINES
         if not (has_rules or has_grammar or penalized.size or endless.size or forced.size):
             return logits
-        scores = logits.to(torch.float32, copy=True)
+        scores = self._copied(logits)
         if has_rules:
             self._rules.add_biases_(scores, rows)
         if penalized.size:
@@ -241,6 +242,14 @@ class Sampler:
             scores.index_fill_(0, lines, float("-inf"))
             scores[lines, self._forced_end_token_id] = 0.0
         return scores
+
+    def _copied(self, logits: Tensor) -> Tensor:
+        """Return a copy in float32, valid until the next call: on a CPU, fresh memory would cost more than copying."""
+        if self._device.type != "cpu":
+            return logits.to(torch.float32, copy=True)
+        if self._scores is None or len(self._scores) < len(logits):
+            self._scores = torch.empty(logits.shape)
+        return self._scores[: len(logits)].copy_(logits)
 
     def _logprobs(
         self,
