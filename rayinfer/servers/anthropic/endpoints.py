@@ -33,7 +33,7 @@ class AnthropicEndpoints:
         def prepare(raw: dict[str, Any]) -> tuple[bool, PreparedChat]:
             body = check_schema(MessagesBody, raw)
             model = find_usable_model(request, self._service.models, body.model, "generate")
-            return bool(body.stream), prepare_chat(message_request(body, model, self._service.limits))
+            return bool(body.stream), prepare_chat(message_request(body, model, self._service))
 
         streams, chat = await self._service.prepare(request, prepare)
         context = request_context(request)

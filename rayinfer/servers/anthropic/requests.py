@@ -8,13 +8,13 @@ from rayinfer.servers.anthropic.messages import conversation, openai_tool_choice
 from rayinfer.servers.anthropic.schemas import CountTokensBody, MessagesBody
 from rayinfer.servers.generation.chat import ChatRequest
 from rayinfer.servers.generation.chat_params import single_params
-from rayinfer.servers.request_limits import RequestLimits
+from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.served_model import ServedModel
 
 _GIVEN = ("temperature", "top_p", "top_k")
 
 
-def message_request(body: MessagesBody, model: ServedModel, limits: RequestLimits) -> ChatRequest:
+def message_request(body: MessagesBody, model: ServedModel, service: GenerationService) -> ChatRequest:
     """Make a body's conversation one for the chat core; raises RequestError."""
     for field in ("container", "mcp_servers"):
         if getattr(body, field):
@@ -22,9 +22,15 @@ def message_request(body: MessagesBody, model: ServedModel, limits: RequestLimit
     if not 1 <= body.max_tokens < 2**31:
         raise InvalidParameter(f"max_tokens must be an integer from 1, got {shown(body.max_tokens)}", "max_tokens")
     given = {**{field: getattr(body, field) for field in _GIVEN}, "stop": body.stop_sequences}
-    names = {"stop": "stop_sequences"}
-    description = model.generator.describe()
-    params = single_params(description, limits, given, max_tokens=body.max_tokens, names=names)
+    params = single_params(
+        model.generator.describe(),
+        service.limits,
+        given,
+        max_tokens=body.max_tokens,
+        names={"stop": "stop_sequences", "response_format": "output_config.format"},
+        response_format=_response_format(body),
+    )
+    service.check_grammar(model, params, "output_config.format")
     return conversation_request(body, model, params)
 
 
@@ -45,8 +51,6 @@ def conversation_request(body: CountTokensBody, model: ServedModel, params: Samp
         tools=openai_tools(body.tools),
         tool_choice=openai_tool_choice(choice),
         parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
-        response_format=_response_format(body),
-        response_format_field="output_config.format",
         length_field="max_tokens",
     )
 

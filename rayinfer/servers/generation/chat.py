@@ -102,8 +102,6 @@ class ChatRequest:
     tools: Sequence[Mapping[str, Any]] | None = None  # in OpenAI's form: {"type": "function", "function": {...}}
     tool_choice: str | Mapping[str, Any] | None = None  # "none", "auto", "required" or a tool in OpenAI's form
     parallel_tool_calls: bool = True
-    response_format: Mapping[str, Any] | None = None  # in OpenAI's form
-    response_format_field: str = "response_format"  # that errors name
     add_special_tokens: bool = False
     truncation: Truncation | None = None
     messages_field: str = "messages"  # that errors name
@@ -161,13 +159,8 @@ def prepare_chat(request: ChatRequest) -> PreparedChat:
 
 
 def _refuse_unsupported(request: ChatRequest) -> None:
-    unsupported = {
-        "tools": request.tools,
-        request.response_format_field: (request.response_format or {}).get("type", "text") != "text",
-    }
-    for name, is_wanted in unsupported.items():
-        if is_wanted:
-            raise InvalidParameter(f"{name} is not supported by this service.", name, "unsupported_parameter")
+    if request.tools:
+        raise InvalidParameter("tools is not supported by this service.", "tools", "unsupported_parameter")
 
 
 class ChatAnswer:

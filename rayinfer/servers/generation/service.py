@@ -31,13 +31,15 @@ from rayinfer.traces.trace_store import TraceStore
 Prepared = TypeVar("Prepared")
 
 MAX_INPUTS_AHEAD = 96  # of predictions: two batches of an engine that computes short texts
-_SLOW_FIELDS = ("bad_words", "chat_template", "response_format", "structured_outputs")
+_SLOW_FIELDS = ("bad_words", "chat_template", "response_format", "structured_outputs", "format")
+_SLOW_OBJECTS = ("output_config", "text")  # where Anthropic's Messages and OpenAI's Responses have their formats
 
 
 def _is_slow(body: Mapping[str, Any]) -> bool:
     parameters = body.get("parameters")  # TGI's
     has_grammar = isinstance(parameters, dict) and bool(parameters.get("grammar"))
-    return has_grammar or any(body.get(field) for field in _SLOW_FIELDS)
+    has_format = any(isinstance(body.get(field), dict) for field in _SLOW_OBJECTS)
+    return has_grammar or has_format or any(body.get(field) for field in _SLOW_FIELDS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

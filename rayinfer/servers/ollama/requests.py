@@ -5,7 +5,6 @@ from typing import Any
 from fastapi import Request
 
 from rayinfer.errors import InvalidParameter, UnknownModel
-from rayinfer.protocols import ModelDescription
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.caller import find_usable_model, usable_models
 from rayinfer.servers.generation.chat import ChatRequest, PreparedChat, prepare_chat
@@ -18,7 +17,11 @@ from rayinfer.servers.served_model import ServedModel
 TAG = ":latest"  # of all our models
 
 _SAME_NAME = ("temperature", "top_k", "top_p", "min_p", "typical_p", "stop", "presence_penalty", "frequency_penalty")
-_NAMES = {"repetition_penalty": "options.repeat_penalty", "max_tokens": "options.num_predict"}
+_NAMES = {
+    "response_format": "format",
+    "repetition_penalty": "options.repeat_penalty",
+    "max_tokens": "options.num_predict",
+}
 _NAMES |= {name: f"options.{name}" for name in (*_SAME_NAME, "seed")}
 
 
@@ -79,12 +82,10 @@ def _request(
             settings["reasoning_effort"] = body.think
     return ChatRequest(
         model=model,
-        params=_params(options, model.generator.describe(), service),
+        params=_params(body, options, model, service),
         messages=messages,
         template_settings=settings,
         tools=body.tools if isinstance(body, OllamaChatBody) else None,
-        response_format=_response_format(body.format),
-        response_format_field="format",
         messages_field=field,
         length_field=None if _num_predict(options) is None else "options.num_predict",
     )
@@ -113,13 +114,24 @@ def _num_predict(options: OllamaOptions) -> int | None:
     return number
 
 
-def _params(options: OllamaOptions, model: ModelDescription, service: GenerationService) -> SamplingParams:
+def _params(
+    body: OllamaChatBody | OllamaGenerateBody, options: OllamaOptions, model: ServedModel, service: GenerationService
+) -> SamplingParams:
     if options.mirostat:
         refuse("options.mirostat")
     given = {field: getattr(options, field) for field in _SAME_NAME}
     given["seed"] = None if options.seed == -1 else options.seed
     given["repetition_penalty"] = options.repeat_penalty
-    return single_params(model, service.limits, given, max_tokens=_num_predict(options), names=_NAMES)
+    params = single_params(
+        model.generator.describe(),
+        service.limits,
+        given,
+        max_tokens=_num_predict(options),
+        names=_NAMES,
+        response_format=_response_format(body.format),
+    )
+    service.check_grammar(model, params, "format")
+    return params
 
 
 def _message(message: OllamaMessage, position: int) -> dict[str, Any]:

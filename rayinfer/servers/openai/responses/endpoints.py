@@ -40,7 +40,7 @@ class ResponsesEndpoints:
         def prepare(raw: dict[str, Any]) -> ResponsesRequest:
             body = check_schema(ResponsesBody, raw)
             model = find_usable_model(request, self._service.models, body.model, "generate")
-            return responses_request(body, model, self._service.limits, partial(self._store.find, owner))
+            return responses_request(body, model, self._service, partial(self._store.find, owner))
 
         prepared = await self._service.prepare(request, prepare)
         context = request_context(request)

@@ -7,11 +7,11 @@ from typing import Any
 from rayinfer.errors import InvalidParameter, PromptTooLong, ResourceNotFound
 from rayinfer.servers.generation.chat import ChatRequest, PreparedChat, prepare_chat
 from rayinfer.servers.generation.chat_params import single_params
+from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.openai.responses.items import input_items, template_messages
 from rayinfer.servers.openai.responses.schemas import ResponsesBody
 from rayinfer.servers.openai.responses.store import StoredResponse
 from rayinfer.servers.openai.schemas import check_cache_salt, check_priority
-from rayinfer.servers.request_limits import RequestLimits
 from rayinfer.servers.served_model import ServedModel
 
 _GIVEN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
@@ -45,7 +45,10 @@ class ResponsesRequest:
 
 
 def responses_request(
-    body: ResponsesBody, model: ServedModel, limits: RequestLimits, find_previous: Callable[[str], StoredResponse]
+    body: ResponsesBody,
+    model: ServedModel,
+    service: GenerationService,
+    find_previous: Callable[[str], StoredResponse],
 ) -> ResponsesRequest:
     """Check a body and tokenize its conversation; raises RequestError."""
     _check_fields(body)
@@ -55,8 +58,15 @@ def responses_request(
         raise InvalidParameter("input must hold at least one item", "input")
     description = model.generator.describe()
     given = {name: getattr(body, name) for name in _GIVEN}
-    names = {"max_tokens": "max_output_tokens"}
-    params = single_params(description, limits, given, max_tokens=body.max_output_tokens, names=names)
+    params = single_params(
+        description,
+        service.limits,
+        given,
+        max_tokens=body.max_output_tokens,
+        names={"max_tokens": "max_output_tokens", "response_format": "text.format"},
+        response_format=_response_format(body),
+    )
+    service.check_grammar(model, params, "text.format")
     request = ChatRequest(
         model=model,
         params=params,
@@ -67,8 +77,6 @@ def responses_request(
         tools=_openai_tools(body.tools),
         tool_choice=_openai_tool_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        response_format=_response_format(body),
-        response_format_field="text.format",
         messages_field="input",
         length_field=None if body.max_output_tokens is None else "max_output_tokens",
         priority=body.priority or 0,
