@@ -65,6 +65,21 @@ def test_two_settings_answer_side_by_side(visit, service):
     page.locator(".figures >> nth=1", has_text="7 tokens").wait_for()
 
 
+def test_an_answer_follows_a_json_schema(visit, service):
+    page = visit(service).page
+    schema = page.get_by_label("JSON schema of the answer").first
+    schema.fill("{")
+    ask(page)
+    page.get_by_role("alert").filter(has_text="not valid JSON").wait_for()
+    page.get_by_role("button", name="New chat").click()
+    schema.fill('{"enum": ["yes", "no"]}')
+    ask(page, "Is it so?")
+    page.locator(".figures", has_text="tokens").wait_for()
+    assert page.locator(".message.assistant .text").inner_text() in ('"yes"', '"no"')
+    page.get_by_role("button", name="Python").click()
+    assert 'response_format={"type": "json_schema"' in page.locator("dialog pre").inner_text()
+
+
 def test_the_next_request_is_shown_as_curl_and_python(visit, service):
     page = visit(service).page
     choose_settings(page, seed=3)
