@@ -106,7 +106,7 @@ def test_an_alternative_of_a_token_goes_on_from_there(visit, service):
 def test_the_live_view_shows_rates_and_engines(visit, service):
     live, chat = visit(f"{service}/#live").page, visit(service).page
     live.locator(".engine", has_text="running").wait_for()
-    choose_settings(chat, max_tokens=3000)
+    choose_settings(chat, max_tokens=8000)
     ask(chat)
     live.locator(".engine", has_text="1 running").wait_for()
     live.locator("dl div", has_text="Tokens/s out").locator("dd", has_text="0.0").wait_for(state="detached")

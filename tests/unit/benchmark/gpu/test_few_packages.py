@@ -8,7 +8,7 @@ from support.kernels.gpu_tests import may_have_gpu_tests
 from support.services.few_packages import ROOT, run_with_packages
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
-MEASURING = ("torch", "triton", "numpy", "xxhash", "pydantic", "msgspec")
+MEASURING = ("torch", "triton", "numpy", "xxhash", "pydantic", "msgspec", "llguidance")
 TESTING = (*MEASURING, "pytest", "pytest-xdist", "transformers")
 DRY_RUN = """
 import sys
@@ -37,7 +37,7 @@ def site(tmp_path):
     return folder
 
 
-def test_the_benchmark_runs_with_six_packages(site, tmp_path):
+def test_the_benchmark_runs_with_seven_packages(site, tmp_path):
     run = run_with_packages(MEASURING, site, DRY_RUN, "--output", str(tmp_path))
     assert run.returncode == 0, run.stdout + run.stderr
     assert "Error" not in run.stdout
