@@ -4,12 +4,11 @@ from pathlib import Path
 
 from rayinfer.errors import InvalidParameter, ModelLoadError
 from rayinfer.grammars.compiler import TokenizerFile
+from rayinfer.tokenization.tokenizer import Tokenizer
 
 
 def read_tokenizer_file(folder: Path) -> TokenizerFile:
     """Read the tokenizer of a model's folder; raises InvalidParameter where it has no tokenizer.json."""
-    from rayinfer.tokenization.tokenizer import Tokenizer  # engines without grammars need no package for tokens
-
     try:
         tokenizer = Tokenizer.from_folder(folder)
     except ModelLoadError as error:

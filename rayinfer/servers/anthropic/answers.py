@@ -8,6 +8,7 @@ from rayinfer.servers.error_formats import anthropic_error
 from rayinfer.servers.error_responses import error_body
 from rayinfer.servers.generation.chat import (
     ChatDelta,
+    FastEncoding,
     PreparedChat,
     ReasoningDelta,
     SingleAnswer,
@@ -63,7 +64,7 @@ class MessageAnswer(SingleAnswer):
             yield {"type": "tool_use", "id": call.id, "name": call.name, "input": call.parsed_arguments()}
 
 
-class MessageEvents:
+class MessageEvents(FastEncoding):
     """The writer of a streamed message."""
 
     def __init__(self, answer: MessageAnswer) -> None:
@@ -71,16 +72,6 @@ class MessageEvents:
         self._has_begun = False
         self._num_blocks = 0
         self._open: tuple[str, int] | None = None  # kind of the open block, and index of its call
-
-    @property
-    def has_slow_opening(self) -> bool:
-        """Whether the opening takes milliseconds to encode: there is none."""
-        return False
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether the next output takes milliseconds to encode: none does."""
-        return False
 
     def opening(self) -> bytes:
         """Encode what precedes the first output: nothing, as the first event has what was cached."""

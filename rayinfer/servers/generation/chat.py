@@ -218,18 +218,21 @@ class ChatAnswer:
                 self.tool_calls[delta.index].arguments += delta.arguments
 
 
-class SingleAnswer:
+class FastEncoding:
+    """Encoding that never takes milliseconds, so that it stays on the event loop."""
+
+    is_long = False  # the whole answer
+    has_slow_opening = False  # what precedes a stream's first output
+    is_slow = False  # a stream's next output
+
+
+class SingleAnswer(FastEncoding):
     """The answer and usage of a request with one choice; also the collector of a `WholeResponse`."""
 
     def __init__(self, chat: PreparedChat) -> None:
         self.answer = chat.new_answer()
         self.num_prompt_tokens = len(chat.prompt)
         self.num_cached_tokens = 0
-
-    @property
-    def is_long(self) -> bool:
-        """Whether it takes so long to encode that other requests should not wait for it: it never does."""
-        return False
 
     def add(self, prompt_output: PromptOutput) -> Sequence[ChatDelta]:
         """Add an output and return its deltas; raises the error of a failed choice."""

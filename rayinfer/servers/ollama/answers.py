@@ -7,14 +7,21 @@ from typing import Any
 
 from rayinfer.servers.error_formats import ollama_error
 from rayinfer.servers.error_responses import error_body
-from rayinfer.servers.generation.chat import ChatDelta, PreparedChat, ReasoningDelta, SingleAnswer, TextDelta
+from rayinfer.servers.generation.chat import (
+    ChatDelta,
+    FastEncoding,
+    PreparedChat,
+    ReasoningDelta,
+    SingleAnswer,
+    TextDelta,
+)
 from rayinfer.servers.generation.prompt_outputs import PromptOutput
 from rayinfer.servers.generation.timestamps import timestamp
 
 NDJSON = "application/x-ndjson"
 
 
-class OllamaAnswer:
+class OllamaAnswer(FastEncoding):
     """The collector of a whole answer, and the writer of a stream."""
 
     def __init__(self, chat: PreparedChat, name: str, received_s: float, *, is_chat: bool) -> None:
@@ -23,21 +30,6 @@ class OllamaAnswer:
         self._received_s = received_s
         self._first_s: float | None = None
         self._is_chat = is_chat
-
-    @property
-    def is_long(self) -> bool:
-        """Whether it takes so long to encode that other requests should not wait for it: it never does."""
-        return False
-
-    @property
-    def has_slow_opening(self) -> bool:
-        """Whether the opening takes milliseconds to encode: there is none."""
-        return False
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether the next output takes milliseconds to encode: none does."""
-        return False
 
     def add(self, prompt_output: PromptOutput) -> Sequence[ChatDelta]:
         """Add an output and return its deltas; raises the error of a failed choice."""

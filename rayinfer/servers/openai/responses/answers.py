@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rayinfer.servers.error_responses import public_error
-from rayinfer.servers.generation.chat import SingleAnswer
+from rayinfer.servers.generation.chat import FastEncoding, SingleAnswer
 from rayinfer.servers.generation.prompt_outputs import PromptOutput
 from rayinfer.servers.openai.responses.output import Event, ResponseOutput
 from rayinfer.servers.openai.responses.requests import ResponsesRequest
@@ -132,22 +132,12 @@ class ResponseAnswer:
         }
 
 
-class ResponseEvents:
+class ResponseEvents(FastEncoding):
     """The writer of a streamed response; its events are numbered."""
 
     def __init__(self, answer: ResponseAnswer) -> None:
         self._answer = answer
         self._num_events = 0
-
-    @property
-    def has_slow_opening(self) -> bool:
-        """Whether the opening takes milliseconds to encode: it does not."""
-        return False
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether the next output takes milliseconds to encode: none does."""
-        return False
 
     def opening(self) -> bytes:
         """Encode the events that precede the first output."""
