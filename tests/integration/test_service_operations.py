@@ -78,7 +78,7 @@ def test_other_limits_reach_every_router_with_streams_open_and_replace_no_proces
 def test_a_canary_gets_its_share_is_promoted_and_rolled_back(operated):
     service, operations = operated
     texts = {name: service.text_of(model=name) for name in ("tiny", "other")}
-    before = asyncio.run(operations.limits())
+    before = asyncio.run(operations.limits()) | {"max_waiting_requests": 200}
 
     def answers(num, **canary):
         limits = before | ({"canaries": {"tiny": {"model": "other"} | canary}} if canary else {})
