@@ -6,6 +6,7 @@ if TYPE_CHECKING:
     from rayinfer.client import AsyncInferenceClient as AsyncInferenceClient
     from rayinfer.client import InferenceClient as InferenceClient
     from rayinfer.config import Config as Config
+    from rayinfer.grammars.spec import StructuredOutputsParams as StructuredOutputsParams
     from rayinfer.llm import LLM as LLM
     from rayinfer.outputs import CompletionOutput as CompletionOutput
     from rayinfer.outputs import RequestOutput as RequestOutput
@@ -23,6 +24,7 @@ __all__ = [
     "Predictor",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "register_predictor",
 ]
 
@@ -35,6 +37,7 @@ _LAZY_EXPORTS = {
     "Predictor": "rayinfer.predictors.predictor",
     "RequestOutput": "rayinfer.outputs",
     "SamplingParams": "rayinfer.sampling_params",
+    "StructuredOutputsParams": "rayinfer.grammars.spec",
     "register_predictor": "rayinfer.predictors.registered",
 }
 

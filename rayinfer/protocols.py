@@ -85,6 +85,7 @@ class ModelDescription:
     max_cudagraph_capture_size: int = 0  # requests in the largest step that runs as a CUDA graph; 0: none does
     eos_token_ids: tuple[int, ...] = ()
     weights_version: int = 0  # weight version
+    supports_structured_outputs: bool = False  # whether answers can be held to a grammar
     scores_prompts: bool = True  # False for encoder-decoders: prompts have no logprobs
     default_sampling_params: Mapping[str, Any] = field(default_factory=dict)  # by field of SamplingParams
     bad_token_sequences: tuple[tuple[int, ...], ...] = ()  # never generated, such as padding

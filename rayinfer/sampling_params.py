@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rayinfer.errors import InvalidParameter, shown
+from rayinfer.grammars.spec import StructuredOutputsParams
 
 # What an engine can bear of one request; a service has lower limits of its own, see `servers/request_limits.py`.
 MAX_CHOICES = 1024
@@ -56,12 +57,16 @@ class SamplingParams:
     logprobs: int | None = None  # how many of the most likely tokens are returned beside each chosen one; 0: it alone
     logprob_token_ids: Sequence[int] | None = ()  # tokens with logprobs at every place, with `logprobs`
     prompt_logprobs: int | None = None  # like `logprobs`, for the tokens of the prompt; -1: the whole vocabulary
+    structured_outputs: StructuredOutputsParams | None = None  # the form that the answer is held to
 
     def __post_init__(self) -> None:
         self._check_numbers()
         self._check_lengths()
         self._check_flags()
         self._keep_lists()
+        if self.structured_outputs is not None:
+            object.__setattr__(self, "structured_outputs", StructuredOutputsParams.of(self.structured_outputs))
+            self._check_beside_grammar()
         self.check_leaves_a_token()
 
     def check_vocabulary(self, vocab_size: int) -> None:
@@ -139,6 +144,19 @@ class SamplingParams:
             raise InvalidParameter(
                 f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}", "min_tokens"
             )
+
+    def _check_beside_grammar(self) -> None:
+        """Refuse what could leave no token that a grammar allows, or go on behind its end."""
+        conflicts = {
+            "min_tokens": self.min_tokens > 0,
+            "allowed_token_ids": self.allowed_token_ids is not None,
+            "bad_words": bool(self.bad_words),
+            "bad_token_sequences": bool(self.bad_token_sequences),
+            "ignore_eos": self.ignore_eos,
+        }
+        for name, is_set in conflicts.items():
+            if is_set:
+                raise InvalidParameter(f"{name} is not allowed beside structured_outputs", name)
 
     def _check_flags(self) -> None:
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):

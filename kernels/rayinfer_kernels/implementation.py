@@ -61,6 +61,9 @@ class Implementation(Protocol):
     def argmax(self, rows: torch.Tensor) -> ArgmaxResult:
         """Find the maximum of each row and its index."""
 
+    def mask_rows_(self, rows: torch.Tensor, lines: torch.Tensor, masks: torch.Tensor) -> None:
+        """Set to -inf what bit masks forbid."""
+
     def uniform(self, seeds: torch.Tensor, positions: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
         """Draw one random number per row."""
 

@@ -57,6 +57,7 @@ __all__ = [
     "layer_norm",
     "layer_stack",
     "linear",
+    "mask_rows_",
     "moe_combine",
     "pack_quantized",
     "pack_weight",
@@ -155,6 +156,15 @@ def argmax(rows: torch.Tensor) -> ArgmaxResult:
     The value is NaN where some number of the row is.
     """
     return implementation_for(rows).argmax(rows)
+
+
+def mask_rows_(rows: torch.Tensor, lines: torch.Tensor, masks: torch.Tensor) -> None:
+    """Set in place to -inf what bit masks forbid: row lines[i] of `rows` [num_rows, width] keeps the bits of masks[i].
+
+    rows are float32, lines int64 [num_lines], each at most once, masks int32 [num_lines, at least width / 32]: column
+    c is kept if bit c % 32 of word c // 32 is set.
+    """
+    implementation_for(rows).mask_rows_(rows, lines, masks)
 
 
 def uniform(seeds: torch.Tensor, positions: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:

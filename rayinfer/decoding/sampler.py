@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rayinfer.decoding.device_copy import copy_to_device
+from rayinfer.decoding.grammar_rows import GrammarRows
 from rayinfer.decoding.logprobs import LogprobsTensors, gather_logprobs
 from rayinfer.decoding.penalties import PenaltyHistory, PenaltyStrengths
 from rayinfer.decoding.ragged_rows import RaggedRows
@@ -17,6 +18,7 @@ from rayinfer.decoding.sampling_table import RowSettings, SamplingTable
 from rayinfer.decoding.token_rules import TokenRules
 from rayinfer.decoding.typical_set import keep_typical_
 from rayinfer.errors import InvalidParameter
+from rayinfer.grammars.compiler import GrammarCompiler
 from rayinfer.sampling_params import SamplingParams
 from rayinfer_kernels import ops
 
@@ -53,13 +55,13 @@ class SamplingTensors(NamedTuple):
 class Sampler:
     """Holds the sampling settings of the running requests by row and draws their next tokens.
 
-    A row is treated in this order, which is that of transformers' processors and warpers: logit bias; repetition,
-    then frequency and presence penalties; bans, on what is not allowed, on bad tokens and sequences, and on end tokens
-    below `min_tokens`. Then a greedy row takes the best token, the lowest id of equals. For the others follow
-    temperature, top-k, top-p, min-p and typical-p, each by transformers' rule, and one draw: the first token in
-    vocabulary order whose cumulated kept probability exceeds `u` times their sum, where `u` is a pure function of
-    (seed, choice, position). So a request's tokens depend on its logits and its own settings alone: not on its
-    row, the rest of the batch, the number of threads, or on preemption.
+    A row is treated in this order, which is that of transformers' processors and warpers: logit bias; repetition, then
+    frequency and presence penalties; bans, on what is not allowed, on bad tokens and sequences, and on end tokens below
+    `min_tokens`, and on what a grammar forbids. Then a greedy row takes the best token, the lowest id of equals. For
+    the others follow temperature, top-k, top-p, min-p and typical-p, each by transformers' rule, and one draw: the
+    first token in vocabulary order whose cumulated kept probability exceeds `u` times their sum, where `u` is a pure
+    function of (seed, choice, position). So a request's tokens depend on its logits and its own settings alone: not on
+    its row, the rest of the batch, the number of threads, or on preemption.
 
     A model with a forced end has it as the last token of every request, whatever else holds.
     A row is invalid if its best score is NaN or infinite: the logits were, or its bans leave no token.
@@ -73,16 +75,19 @@ class Sampler:
         device: torch.device | str = "cpu",
         *,
         forced_end_token_id: int | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self._num_rows = max_num_rows
         self._vocab_size = vocab_size
         self._forced_end_token_id = forced_end_token_id
         self._has_forced_end = forced_end_token_id is not None
         self._device = torch.device(device)
+        self._scores: Tensor | None = None
         self._table = SamplingTable(max_num_rows, vocab_size)
         self._penalties = PenaltyHistory(vocab_size, self._device)
         self._rules = TokenRules(max_num_rows, self._device)
         self._end_ids = RaggedRows(max_num_rows, self._device)  # of the rows whose min_tokens forbids them
+        self._grammars = None if grammars is None else GrammarRows(grammars, vocab_size, self._device)
         self._listed_ids: dict[int, tuple[int, ...]] = {}  # `logprob_token_ids` of the rows that have any
 
     @property
@@ -122,6 +127,10 @@ class Sampler:
             penalty_slot = self._penalties.take(prompt if params.repetition_penalty != 1.0 else prompt[:0], output)
         if params.has_token_rules:
             self._rules.add_row(row, params, prompt, output)
+        if params.structured_outputs is not None:
+            if self._grammars is None:
+                raise InvalidParameter("structured_outputs is not possible with this model", "structured_outputs")
+            self._grammars.add_row(row, params.structured_outputs, output)
         if params.listed_ids:
             self._listed_ids[row] = params.listed_ids
         end_ids = {token_id for token_id in end_token_ids if 0 <= token_id < self._vocab_size}
@@ -144,6 +153,8 @@ class Sampler:
         penalty_slot = self._table.penalty_slot(row)
         self._table.clear(row)
         self._rules.remove_row(row)
+        if self._grammars is not None:
+            self._grammars.remove_row(row)
         self._end_ids.drop(row)
         self._listed_ids.pop(row, None)
         if penalty_slot is not None:
@@ -183,6 +194,8 @@ class Sampler:
             self._penalties.record(slots, token_ids[lines], ~is_invalid[lines])
         if np.count_nonzero(settings["has_rules"]):
             self._rules.record(rows, token_ids)
+        if self._grammars is not None and np.count_nonzero(settings["has_grammar"]):
+            self._grammars.record(rows, token_ids)
         return Sampled(token_ids, is_invalid, scored, logprobs)
 
     def plain_settings(self, rows: RowNumbers, positions: RowNumbers) -> RowSettings | None:
@@ -192,19 +205,22 @@ class Sampler:
         """
         settings = self._table.at(rows)
         needs_more = settings["is_penalized"] | settings["has_rules"] | (settings["num_logprobs"] > 0)
-        needs_more |= (settings["typical_p"] < 1.0) | (positions < settings["min_end_position"])
+        needs_more |= (
+            settings["has_grammar"] | (settings["typical_p"] < 1.0) | (positions < settings["min_end_position"])
+        )
         if self._has_forced_end:
             needs_more |= positions >= settings["last_position"]
         return None if needs_more.any() else settings
 
     def _adjusted(self, logits: Tensor, settings: RowSettings, rows: RowNumbers, positions: RowNumbers) -> Tensor:
         has_rules = np.count_nonzero(settings["has_rules"]) > 0
+        has_grammar = np.count_nonzero(settings["has_grammar"]) > 0
         penalized = np.flatnonzero(settings["is_penalized"])
         endless = np.flatnonzero(positions < settings["min_end_position"])
         forced = np.flatnonzero(positions >= settings["last_position"]) if self._has_forced_end else _NO_LINES
-        if not has_rules and not penalized.size and not endless.size and not forced.size:
+        if not (has_rules or has_grammar or penalized.size or endless.size or forced.size):
             return logits
-        scores = logits.to(torch.float32, copy=True)
+        scores = self._copied(logits)
         if has_rules:
             self._rules.add_biases_(scores, rows)
         if penalized.size:
@@ -219,11 +235,21 @@ class Sampler:
             self._rules.forbid_(scores, rows)
         if endless.size and (end_ids := self._end_ids.gather(rows[endless])) is not None:
             scores[self._on_device(endless)[end_ids.lines], end_ids.columns[0]] = float("-inf")
+        if has_grammar and self._grammars is not None:
+            self._grammars.mask_(scores, rows)
         if forced.size:
             lines = self._on_device(forced)
             scores.index_fill_(0, lines, float("-inf"))
             scores[lines, self._forced_end_token_id] = 0.0
         return scores
+
+    def _copied(self, logits: Tensor) -> Tensor:
+        """Return a copy in float32, valid until the next call: on a CPU, fresh memory would cost more than copying."""
+        if self._device.type != "cpu":
+            return logits.to(torch.float32, copy=True)
+        if self._scores is None or len(self._scores) < len(logits):
+            self._scores = torch.empty(logits.shape)
+        return self._scores[: len(logits)].copy_(logits)
 
     def _logprobs(
         self,

@@ -15,6 +15,7 @@ ROW = np.dtype(
         ("is_greedy", np.bool_),
         ("is_penalized", np.bool_),
         ("has_rules", np.bool_),  # about single tokens
+        ("has_grammar", np.bool_),
         ("temperature", np.float32),
         ("top_k", np.int64),  # the vocabulary's size when it is off
         ("top_p", np.float64),
@@ -62,6 +63,7 @@ class SamplingTable:
         settings["is_greedy"] = params.temperature < _GREEDY_BELOW
         settings["is_penalized"] = penalty_slot is not None
         settings["has_rules"] = params.has_token_rules
+        settings["has_grammar"] = params.structured_outputs is not None
         settings["temperature"] = max(params.temperature, _GREEDY_BELOW)
         settings["top_k"] = min(params.top_k, self._vocab_size) if params.top_k > 0 else self._vocab_size
         settings["top_p"] = params.top_p
@@ -78,7 +80,7 @@ class SamplingTable:
         settings["num_logprobs"] = 0 if params.logprobs is None else 1 + params.logprobs
         settings["is_used"] = True
         plain = not (params.has_penalties or params.has_token_rules or min_end_position or params.logprobs is not None)
-        self._is_plain[row] = plain and settings["is_greedy"]
+        self._is_plain[row] = plain and settings["is_greedy"] and not settings["has_grammar"]
 
     def clear(self, row: int) -> None:
         """Forget the request in `row`."""

@@ -114,12 +114,18 @@ def _assemble(model: ModelConfig, worker: Worker, executor: Executor, name: str,
         eos_token_ids=model.eos_token_ids,
         weights_version=config.weights_version,
         scores_prompts=seq2seq is None,
+        supports_structured_outputs=worker.grammars is not None,
         default_sampling_params=defaults,
         bad_token_sequences=() if seq2seq is None else seq2seq.bad_token_sequences,
         kernels=_kernels(any_device(), torch_dtype(config.dtype, model)),
     )
     _logger.info("engine for %s: %s", description.name, description.capacity)
-    parts: dict[str, Any] = {"description": description, "scheduler": scheduler, "executor": executor}
+    parts: dict[str, Any] = {
+        "description": description,
+        "scheduler": scheduler,
+        "executor": executor,
+        "grammars": worker.grammars,
+    }
     if seq2seq is None:
         return Engine(**parts, seed=config.seed)
     return EncoderDecoderEngine(seq2seq=seq2seq, **parts, seed=config.seed)

@@ -30,6 +30,7 @@ class MetricsSnapshot:
     engines: dict[tuple[str, str], EngineStats] = field(default_factory=dict)  # by model and engine
     engine_configs: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)  # by reason
+    canary_shares: dict[tuple[str, str], float] = field(default_factory=dict)  # by model and canary
     is_key_file_valid: bool | None = None  # None for a service without keys
     prediction_cache: PredictionCacheCounts | None = None  # None without one
 
@@ -240,6 +241,16 @@ class Families(Collector):
                 valid.add_metric([snapshot.router] if any(routers) else [], snapshot.is_key_file_valid)
         if valid.samples:
             yield valid
+        shares = GaugeMetricFamily(
+            "rayinfer_canary_share",
+            "Share of a model's requests that its canary answers; 0 once it was rolled back or ended.",
+            labels=self._labels("canary"),
+        )
+        for snapshot in self._snapshots:
+            for (model, canary), share in list(snapshot.canary_shares.items()):
+                shares.add_metric([model, canary, *([snapshot.router] if any(routers) else [])], share)
+        if shares.samples:
+            yield shares
         if any(routers):
             info = GaugeMetricFamily("rayinfer_router_info", "The routers of this scrape; always 1.", labels=["router"])
             for router in routers:

@@ -75,6 +75,10 @@ class ServiceMetrics:
         self._counts(model)  # its families are there before its first request
         self._snapshot.engines[model, engine] = stats
 
+    def set_canary_share(self, model: str, canary: str, share: float) -> None:
+        """Set the share of a model's requests that a canary answers; 0 once it was rolled back or ended."""
+        self._snapshot.canary_shares[model, canary] = share
+
     def drop_engine(self, model: str, engine: str) -> None:
         """Remove the metrics of an engine that is gone."""
         self._snapshot.engines.pop((model, engine), None)

@@ -5,6 +5,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 
 from rayinfer.engine.loop.engine_state import LifeCycle
@@ -85,6 +86,10 @@ class PredictorEngine:
             self._images.add(added, item.pixels)
         else:
             self._enqueue(added)
+
+    def start_compiling(self, request: GenerationRequest) -> Future[None] | None:
+        """Return None: predictions need nothing compiled."""
+        return None
 
     def abort(self, request_id: str) -> TokenDelta | None:
         """Abort an item that waits; None if unknown or already finished and reported."""

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from rayinfer.config import describe_validation_error
 from rayinfer.errors import ConfigError
+from rayinfer.routing.canary.settings import CanarySettings
 
 MOST_URGENT, LEAST_URGENT = -10, 10
 
@@ -47,6 +48,18 @@ class RouterLimits(BaseModel):
     )
     tenants: dict[str, TenantLimits] = Field(default={}, description="limits of single tenants, by name")
     other_tenants: TenantLimits = Field(default=TenantLimits(), description="limits of each tenant not named there")
+
+    canaries: dict[str, CanarySettings] = Field(
+        default={}, description="canary releases, by the name of the model whose requests they share"
+    )
+
+    @field_validator("canaries")
+    @classmethod
+    def _has_no_chains(cls, canaries: dict[str, CanarySettings]) -> dict[str, CanarySettings]:
+        for name, canary in canaries.items():
+            if canary.model in canaries or canary.model == name:
+                raise ValueError(f"the canary of {name!r} is {canary.model!r}, which must not have a canary itself")
+        return canaries
 
     def of_tenant(self, tenant: str) -> TenantLimits:
         """Return the limits of a tenant."""

@@ -25,6 +25,8 @@ from rayinfer.metrics.service_metrics import CONTENT_TYPE, ServiceMetrics
 from rayinfer.servers.access.access_log import AccessLog
 from rayinfer.servers.access.middleware import AccessMiddleware
 from rayinfer.servers.access.usage import add_usage_routes
+from rayinfer.servers.anthropic.endpoints import AnthropicEndpoints
+from rayinfer.servers.anthropic.routes import MESSAGES, add_anthropic_routes
 from rayinfer.servers.caller import recognized_caller, trust_tenant_header
 from rayinfer.servers.engine_control import add_engine_control_routes
 from rayinfer.servers.error_formats import error_format_of
@@ -35,8 +37,11 @@ from rayinfer.servers.kserve.repository import ModelRepository
 from rayinfer.servers.kserve.rest.routes import add_kserve_routes
 from rayinfer.servers.load_shedding import LoadShedding
 from rayinfer.servers.megatron.endpoint import API, add_megatron_routes
+from rayinfer.servers.ollama.routes import OLLAMA_GENERATION_PATHS, add_ollama_routes
 from rayinfer.servers.openai.batches.routes import BatchServices, add_batch_routes
 from rayinfer.servers.openai.endpoints import OpenAIEndpoints
+from rayinfer.servers.openai.responses.routes import RESPONSES, add_responses_routes
+from rayinfer.servers.openai.responses.store import ResponseStore
 from rayinfer.servers.openai.routes import add_openai_routes, add_openai_schemas, generation_paths
 from rayinfer.servers.openai.tokenize import TokenizeEndpoints
 from rayinfer.servers.openapi import (
@@ -75,7 +80,10 @@ CORS_OPTIONS: dict[str, Any] = {
 
 logger = logging.getLogger(__name__)
 
-_SHED_PATHS = (*generation_paths(), *TGI_GENERATION_PATHS, API, *POOLING_PATHS, *TEI_PATHS, IMAGE_PATH)
+_SHED_PATHS = (
+    *(*generation_paths(), *TGI_GENERATION_PATHS, API, MESSAGES, RESPONSES, *OLLAMA_GENERATION_PATHS),
+    *(*POOLING_PATHS, *TEI_PATHS, IMAGE_PATH),
+)
 
 OtherMetrics = Callable[[], Awaitable[Sequence[MetricsSnapshot]]]
 
@@ -99,6 +107,7 @@ def build_app(
     trusts_request_chat_template: bool = False,
     kserve: InferenceService | None = None,
     batches: BatchServices | None = None,
+    response_store: ResponseStore | None = None,
 ) -> FastAPI:
     """Build the application over `models`, a mapping that may be filled and change while it serves.
 
@@ -107,16 +116,15 @@ def build_app(
     returns the metrics of the other routers behind this address. With `trusts_tenant_header`, all clients must come
     through a gateway that sets it; with `trusts_request_chat_template`, they may send programs, which templates are,
     for the service to run. A `kserve` that is shared with gRPC has a generation service of its own, which takes the
-    place of one over `models`, and may have tensor models. With `access`, all but `open_paths.py` needs a key. Web
-    pages of `cors_origins` may use the service.
+    place of one over `models`, and may have tensor models. With `access`, all but `open_paths.py` needs a key.
+    `response_store` has responses; they are in memory without one. Web pages of `cors_origins` may use the service.
     """
     app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False, **NO_PAGES)
     trust_tenant_header(app, trusts_tenant_header)
     app.add_middleware(LoadShedding, models=models, metrics=metrics, paths=_SHED_PATHS)
     if access is not None or access_log is not None:
         app.add_middleware(AccessMiddleware, access=access, metrics=metrics, log=access_log)
-    if cors_origins:
-        app.add_middleware(CORSMiddleware, allow_origins=list(cors_origins), **CORS_OPTIONS)
+    _allow_web_pages(app, cors_origins)
     if kserve is None:
         service = GenerationService(models, request_timeout_s, traces, request_limits, access)
         kserve = InferenceService(service, ModelRepository(models))
@@ -133,13 +141,26 @@ def build_app(
     _add_service_routes(app, models, metrics, other_metrics)
     add_server_info_routes(app, kserve.generation)
     add_trace_routes(app, traces)
-    add_batch_routes(app, batches)
+    _add_stored(app, kserve.generation, batches, response_store)
     if access is not None:
         add_usage_routes(app, access, price_per_engine_hour)
     if enable_engine_control:
         add_engine_control_routes(app, models)
     _complete_document(app)
     return app
+
+
+def _allow_web_pages(app: FastAPI, origins: Sequence[str]) -> None:
+    if origins:
+        app.add_middleware(CORSMiddleware, allow_origins=list(origins), **CORS_OPTIONS)
+
+
+def _add_stored(
+    app: FastAPI, service: GenerationService, batches: BatchServices | None, store: ResponseStore | None
+) -> None:
+    """Add the paths of what is kept: files and batches, and responses."""
+    add_batch_routes(app, batches)
+    add_responses_routes(app, service, store or ResponseStore())
 
 
 def _add_protocols(
@@ -151,13 +172,16 @@ def _add_protocols(
     tokenizers = TokenizeEndpoints(service, trusts_request_chat_template=trusts_request_chat_template)
     tgi, predictions = TgiEndpoints(service), PredictionService(service)
     add_info_routes(app, service, tgi)  # before OpenAI's /models/{id}, whose ids may contain slashes
-    add_openai_routes(app, openai, tokenizers)
+    anthropic = AnthropicEndpoints(service)
+    add_openai_routes(app, openai, tokenizers, anthropic)
+    add_anthropic_routes(app, anthropic)
     add_openai_schemas(app, service, trusts_request_chat_template=trusts_request_chat_template)
     add_pooling_routes(app, predictions)
     add_tgi_routes(app, tgi)
     add_tei_routes(app, predictions)
     add_image_routes(app, predictions)
     add_megatron_routes(app, service)
+    add_ollama_routes(app, service)
     add_kserve_routes(app, kserve, body_limits)
     add_shared_routes(app, predictions, SharedEndpoints(openai, tokenizers, tgi))
 

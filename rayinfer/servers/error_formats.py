@@ -57,6 +57,27 @@ def megatron_error(error: PublicError) -> tuple[int, dict[str, Any]]:
     return error.status, {"message": error.message}
 
 
+def ollama_error(error: PublicError) -> tuple[int, dict[str, Any]]:
+    """Write Ollama's form, in which the error is a string."""
+    return error.status, {"error": error.message}
+
+
+def anthropic_error(error: PublicError) -> tuple[int, dict[str, Any]]:
+    """Write Anthropic's form, whose types follow the status."""
+    kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    return error.status, {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+_ANTHROPIC_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
 _TGI_TYPES: Mapping[int, str] = {
     401: "authentication",
     403: "permission",
@@ -75,15 +96,23 @@ _TEI_TYPES: Mapping[int, str] = {
     504: "Backend",
 }
 
+_OLLAMA_PATHS = (
+    *("chat", "generate", "tags", "show", "ps", "version", "pull", "push", "create", "copy", "delete"),
+    *("embed", "embeddings", "blobs"),
+)
+
 # By the beginning of a path.
 _FORMATS: tuple[tuple[str, ErrorFormat], ...] = (
     *((path, openai_error) for path in ("/v2/rerank", "/v2/embed")),  # Cohere's
     ("/v2", kserve_error),
     *((path, tgi_error) for path in ("/generate", "/generate_stream", "/chat_tokenize", "/info")),
     *((path, tei_error) for path in ("/embed", "/embed_all", "/predict", "/similarity", "/decode")),
+    *((f"/api/{name}", ollama_error) for name in _OLLAMA_PATHS),
     ("/api", megatron_error),
+    ("/v1/messages", anthropic_error),
 )
 _MODEL_PATHS = "/models/"
+ANTHROPIC_VERSION = b"anthropic-version"
 
 
 def error_format_of(scope: Mapping[str, Any]) -> ErrorFormat:
@@ -96,9 +125,16 @@ def error_format_of(scope: Mapping[str, Any]) -> ErrorFormat:
         path = path[path.rindex("/") :]
     if path == "/":
         return tgi_error
+    if (path + "/").startswith("/v1/models/") and speaks_anthropic(scope):
+        return anthropic_error
     if path.startswith("/v1/models/") and path.endswith((":predict", ":explain")):
         return kserve_error
     return next((form for prefix, form in _FORMATS if path == prefix or path.startswith(prefix + "/")), openai_error)
+
+
+def speaks_anthropic(scope: Mapping[str, Any]) -> bool:
+    """Return whether a request has the header of Anthropic's clients."""
+    return any(name == ANTHROPIC_VERSION for name, _ in scope.get("headers", ()))
 
 
 def choose_error_format(scope: Mapping[str, Any], form: ErrorFormat) -> None:

@@ -26,6 +26,19 @@ ERROR_SCHEMAS: Mapping[str, Any] = {
         "required": ["error"],
         "properties": {"error": {"type": "string"}},
     },
+    "AnthropicError": {
+        "type": "object",
+        "description": "Anthropic's form of errors",
+        "required": ["type", "error"],
+        "properties": {
+            "type": {"const": "error"},
+            "error": {
+                "type": "object",
+                "required": ["type", "message"],
+                "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            },
+        },
+    },
     "MegatronError": {
         "type": "object",
         "description": "Megatron's form of errors",

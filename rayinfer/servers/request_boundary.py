@@ -3,7 +3,7 @@
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -11,9 +11,11 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rayinfer.metrics.service_metrics import ServiceMetrics
-from rayinfer.servers.error_formats import error_format_of
+from rayinfer.servers.error_formats import anthropic_error, error_format_of, speaks_anthropic
 from rayinfer.servers.error_responses import error_response, refusal_reason
 from rayinfer.servers.request_bounds import REQUEST_ID_HEADER, BoundedRequests, RequestBounds, cleaned_name
+
+ANTHROPIC_REQUEST_ID = "request-id"
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +58,10 @@ class RequestBoundary:
         identity = RequestIdentity()
         identity.rename(Headers(scope=scope).get(REQUEST_ID_HEADER, ""))
         scope.setdefault("state", {})["identity"] = identity
-        sender = _Sender(send, identity if self._echoes_request_id else None)
+        names = [REQUEST_ID_HEADER] if self._echoes_request_id else []
+        if speaks_anthropic(scope) or error_format_of(scope) is anthropic_error:
+            names.append(ANTHROPIC_REQUEST_ID)
+        sender = _Sender(send, identity, names)
         try:
             await self._app(scope, receive, sender.send)
         except ClientDisconnect:
@@ -68,17 +73,18 @@ class RequestBoundary:
 
 
 class _Sender:
-    """The way back to the client: adds the request's name if it has one and remembers whether anything was sent."""
+    """The way back to the client: adds the request's name and remembers whether anything was sent."""
 
-    def __init__(self, send: Send, identity: RequestIdentity | None) -> None:
+    def __init__(self, send: Send, identity: RequestIdentity, headers: Sequence[str]) -> None:
         self._send = send
         self._identity = identity
+        self._headers = headers  # that have the request's name
         self.has_started = False
 
     async def send(self, message: Message) -> None:
         """Pass a message on to the client."""
         if message["type"] == "http.response.start":
             self.has_started = True
-            if self._identity is not None:
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = self._identity.name
+            for header in self._headers:
+                MutableHeaders(scope=message)[header] = self._identity.name
         await self._send(message)

@@ -6,7 +6,7 @@ from rayinfer.outputs import StepMessage
 from rayinfer.protocols import GenerationRequest
 from rayinfer.wire import Decoder, decoder_of
 
-VERSION = 2  # changes with everything that the other end could not read
+VERSION = 3  # changes with everything that the other end could not read
 
 
 class RouterHello(msgspec.Struct, tag="hello", array_like=True, frozen=True):

@@ -42,8 +42,8 @@ def check(base_url: str) -> None:
 
 
 def check_refusals(client: InferenceClient) -> None:
-    """Expect an error for a request that is too long and for a grammar."""
-    grammar = {"type": "json", "value": {"properties": {}}}
+    """Expect an error for a request that is too long and for a grammar with a keyword that none can follow."""
+    grammar = {"type": "json", "value": {"type": "array", "uniqueItems": True}}
     for stream in (False, True):
         for wrong in ({"max_new_tokens": 10**6}, {"grammar": grammar}):
             try:

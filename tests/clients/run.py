@@ -60,6 +60,7 @@ SERVICES = {  # three models are what two cores have room for
 }
 CLIENTS = (
     Client(name="openai", script="openai_check.py", requirements=("openai==3.51.0",)),
+    Client(name="openai (Responses)", script="openai_responses_check.py", requirements=("openai==3.51.0",)),
     Client(name="openai (Node)", script="openai_node_check.mjs", requirements=("openai@7.55.0",)),
     Client(name="litellm", script="litellm_check.py", requirements=("litellm==1.99.4",)),
     Client(name="langchain-openai", script="langchain_check.py", requirements=("langchain-openai==1.7.3",)),
@@ -89,6 +90,8 @@ CLIENTS = (
         requirements=("huggingface_hub==2.4.0", "aiohttp", "numpy"),
         arguments=("url",),
     ),
+    Client(name="anthropic", script="anthropic_check.py", requirements=("anthropic==2.13.0",)),
+    Client(name="ollama", script="ollama_check.py", requirements=("ollama==0.6.3",)),
     Client(name="schemathesis", script="schemathesis_check.py", requirements=("schemathesis==4.32.5",), service=None),
 )
 

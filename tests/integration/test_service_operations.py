@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import ray
@@ -72,6 +73,28 @@ def test_other_limits_reach_every_router_with_streams_open_and_replace_no_proces
     with pytest.raises(ConfigError, match="ageing_s"):
         asyncio.run(operations.change_limits({"ageing_s": -1}))
     assert asyncio.run(operations.limits())["ageing_s"] == 1.5
+
+
+def test_a_canary_gets_its_share_is_promoted_and_rolled_back(operated):
+    service, operations = operated
+    texts = {name: service.text_of(model=name) for name in ("tiny", "other")}
+    before = asyncio.run(operations.limits())
+
+    def answers(num, **canary):
+        limits = before | ({"canaries": {"tiny": {"model": "other"} | canary}} if canary else {})
+        asyncio.run(operations.change_limits(limits))
+        shares = {
+            state["share"] for router in asyncio.run(operations.status())["routers"] for state in router["canaries"]
+        }
+        assert shares == ({canary["share"]} if canary else set())
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda _: service.text_of(model="tiny"), range(num)))
+        assert set(found) <= set(texts.values())
+        return found.count(texts["other"])
+
+    assert answers(500, share=0.2, max_ttft_ratio=None) == pytest.approx(100, abs=25)
+    assert answers(40, share=1.0, max_ttft_ratio=None) == 40
+    assert answers(40) == 0
 
 
 def test_every_scrape_has_the_tokens_of_all_routers_once(operated):

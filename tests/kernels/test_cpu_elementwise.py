@@ -64,6 +64,28 @@ def test_norms_of_heads_within_a_stacked_product_equal_the_reference(kernels, dt
     torch.testing.assert_close(actual, reference.rms_norm(heads, weight, 1e-6), **TOLERANCES[dtype])
 
 
+@pytest.mark.parametrize("num_lines", [0, 5])
+@pytest.mark.parametrize("width", [1, 31, 64, 1000, 49152])
+def test_masks_forbid_what_the_reference_forbids(isa_kernels, num_lines, width):
+    rows, lines = torch.randn(7, width + 3)[:, :width], torch.randperm(7)[:num_lines]
+    words = torch.randint(-(2**31), 2**31, (num_lines, -(-width // 32) + 1))
+    words[:, ::3], words[:, 1::3] = 0, -1  # none of 32, and all
+    masks = words.to(torch.int32)[:, : -(-width // 32)]
+    expected = rows.clone()
+    reference.mask_rows_(expected, lines, masks)
+    isa_kernels.mask_rows_(rows, lines, masks)
+    assert torch.equal(rows, expected)
+
+
+def test_masks_that_do_not_fit_are_refused(kernels):
+    rows, lines, masks = torch.randn(2, 40), torch.tensor([0]), torch.zeros(1, 2, dtype=torch.int32)
+    with pytest.raises(IndexError):
+        kernels.mask_rows_(rows, lines + 2, masks)
+    for wrong in ((rows.double(), lines, masks), (rows, lines, masks[:, :1]), (rows, lines.repeat(2), masks)):
+        with pytest.raises(ValueError, match=r"expected|need"):
+            kernels.mask_rows_(*wrong)
+
+
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("head_dim", [2, 8, 40, 64, 128])
 def test_rotations_equal_the_reference(kernels, dtype, rows, head_dim):

@@ -65,6 +65,21 @@ def test_two_settings_answer_side_by_side(visit, service):
     page.locator(".figures >> nth=1", has_text="7 tokens").wait_for()
 
 
+def test_an_answer_follows_a_json_schema(visit, service):
+    page = visit(service).page
+    schema = page.get_by_label("JSON schema of the answer").first
+    schema.fill("{")
+    ask(page)
+    page.get_by_role("alert").filter(has_text="not valid JSON").wait_for()
+    page.get_by_role("button", name="New chat").click()
+    schema.fill('{"enum": ["yes", "no"]}')
+    ask(page, "Is it so?")
+    page.locator(".figures", has_text="tokens").wait_for()
+    assert page.locator(".message.assistant .text").inner_text() in ('"yes"', '"no"')
+    page.get_by_role("button", name="Python").click()
+    assert 'response_format={"type": "json_schema"' in page.locator("dialog pre").inner_text()
+
+
 def test_the_next_request_is_shown_as_curl_and_python(visit, service):
     page = visit(service).page
     choose_settings(page, seed=3)
@@ -91,7 +106,7 @@ def test_an_alternative_of_a_token_goes_on_from_there(visit, service):
 def test_the_live_view_shows_rates_and_engines(visit, service):
     live, chat = visit(f"{service}/#live").page, visit(service).page
     live.locator(".engine", has_text="running").wait_for()
-    choose_settings(chat, max_tokens=3000)
+    choose_settings(chat, max_tokens=8000)
     ask(chat)
     live.locator(".engine", has_text="1 running").wait_for()
     live.locator("dl div", has_text="Tokens/s out").locator("dd", has_text="0.0").wait_for(state="detached")

@@ -7,7 +7,7 @@ import typer
 
 from rayinfer import __version__
 from rayinfer_deployments.cli import batch, bench, cache, chat, check_config, generate, keys, optimize, serve, usage
-from rayinfer_deployments.cli.control import engine_control, limits, ps, scale, status
+from rayinfer_deployments.cli.control import canary, engine_control, limits, ps, scale, status
 from rayinfer_deployments.cli.doctor import doctor
 
 OPERATION = "Operate running services"
@@ -25,7 +25,14 @@ def build_application() -> typer.Typer:
     application.callback()(_root)
     for command in (serve.serve, generate.generate, chat.chat, optimize.optimize, ps.ps, doctor.doctor):
         application.command()(command)
-    for command in (status.status, limits.limits, scale.scale, engine_control.drain, engine_control.reload):
+    for command in (
+        status.status,
+        limits.limits,
+        canary.canary,
+        scale.scale,
+        engine_control.drain,
+        engine_control.reload,
+    ):
         application.command(rich_help_panel=OPERATION)(command)
     for command in (engine_control.pause, engine_control.resume, engine_control.sleep, engine_control.wake):
         application.command(rich_help_panel=OPERATION)(command)

@@ -80,6 +80,7 @@ def in_plain_types(report: RouterReport) -> dict[str, Any]:
     return {
         "name": report.router,
         "key_error": report.key_error,
+        "canaries": [asdict(state) for state in report.canaries],
         "models": [
             {
                 "name": name,

@@ -18,6 +18,7 @@ from rayinfer.models.predictor_kind import PredictorKind, predictor_kind
 from rayinfer.prediction_cache.cached_predictor import CachedPredictor
 from rayinfer.prediction_cache.router_cache import RouterCache
 from rayinfer.protocols import ControlAction, TextGenerator
+from rayinfer.routing.canary.releases import CanaryReleases
 from rayinfer.routing.dispatch import ENGINE_WAIT_S, Dispatcher
 from rayinfer.routing.first_tokens import FirstTokens
 from rayinfer.routing.limits import RouterLimits
@@ -67,6 +68,7 @@ class RoutedModels:
         self._metrics = metrics
         self._traces = traces
         self._predictions = predictions
+        self.canaries = CanaryReleases(metrics)
         self._dispatchers: list[Dispatcher] = []
         self._reconcilers: list[EngineReconciler] = []
         self._wait_s: list[float] = []  # of each, for its engines
@@ -92,9 +94,13 @@ class RoutedModels:
         dispatcher.engines.find_missing_files = partial(find_missing_files, folder)
         self._follow_engines(model, dispatcher, first_tokens)
         self._dispatchers.append(dispatcher)
+        generator = self._generator(model.name, dispatcher, kind)
+        if kind is None:
+            generator = self.canaries.add(model.name, generator, tokenizer)
+            self._follow(self.canaries.apply())
         self.served[model.name] = ServedModel(
             name=model.name,
-            generator=self._generator(model.name, dispatcher, kind),
+            generator=generator,
             tokenizer=tokenizer,
             chat_template=chat_template,
             created=int(time.time()),
@@ -113,6 +119,7 @@ class RoutedModels:
         """Apply other limits to all models."""
         for dispatcher in self._dispatchers:
             dispatcher.change_limits(limits)
+        self._follow(self.canaries.apply(limits.canaries))
 
     async def control(self, action: ControlAction, model: str | None) -> None:
         """Run an action on the engines of one model or of all; an error does not stop the others.
@@ -170,7 +177,8 @@ class RoutedModels:
         )
 
     def _follow(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine until the router ends."""
+        """Run a coroutine, until the router ends at the latest."""
+        self._following = [task for task in self._following if not task.done()]
         self._following.append(asyncio.get_running_loop().create_task(work))
 
 

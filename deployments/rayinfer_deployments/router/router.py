@@ -6,7 +6,7 @@ import gc
 import logging
 import sys
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.prediction_cache.cache_settings import NO_PREDICTION_CACHE, PredictionCacheSettings
 from rayinfer.prediction_cache.router_cache import RouterCache
 from rayinfer.protocols import ControlAction, ServiceStatus
+from rayinfer.routing.canary.releases import CanaryState
 from rayinfer.routing.limits import RouterLimits, router_limits, with_tenant_weights
 from rayinfer.servers.access.access_log import AccessLog
 from rayinfer.servers.app import build_app
@@ -32,6 +33,7 @@ from rayinfer.servers.kserve.grpc.methods import InferenceMethods
 from rayinfer.servers.kserve.grpc.server import GrpcLimits, GrpcServer
 from rayinfer.servers.kserve.inference import InferenceService
 from rayinfer.servers.kserve.repository import ModelRepository
+from rayinfer.servers.openai.responses.store import ResponseStore
 from rayinfer.servers.prediction.body_limits import BodyLimits
 from rayinfer.servers.request_limits import DEFAULT_REQUEST_LIMITS, RequestLimits
 from rayinfer.tokenization.chat_template import renderer
@@ -46,7 +48,7 @@ from rayinfer_deployments.router.grpc_port import bind_grpc_server
 from rayinfer_deployments.router.http_server import HttpServer
 from rayinfer_deployments.router.open_responses import OpenResponses
 from rayinfer_deployments.router.routed_models import RoutedModels, RouterModel
-from rayinfer_deployments.router.router_batches import RouterBatches
+from rayinfer_deployments.router.router_batches import RouterBatches, open_response_store
 from rayinfer_deployments.router.sibling_metrics import SiblingMetrics
 from rayinfer_deployments.router.tls import ReloadedTls
 
@@ -69,6 +71,7 @@ class RouterReport:
     router: str  # its replica's name
     limits: RouterLimits
     models: dict[str, ServiceStatus]
+    canaries: list[CanaryState] = field(default_factory=list)
     key_error: str = ""  # what is wrong with the key file, while the last keys apply
 
 
@@ -136,7 +139,7 @@ class Router(GrpcIngress):
         self._access = None if access.key_file is None else self._control_access(access.key_file)
         for model in models:
             await self._models.add(model)
-        self._batches = None if batches is None else self._build_batches(batches)
+        self._batches, self._response_store = self._build_stored(batches)
         self._running_batches: asyncio.Task[None] | None = None
         self._kserve = self._build_kserve(with_examples=with_examples)
         self._call_access = CallAccess(self._access, self._access_log, trust_tenant_header)
@@ -172,6 +175,7 @@ class Router(GrpcIngress):
             router=self._router_id,
             limits=self._limits,
             models={name: model.generator.status() for name, model in self._models.served.items()},
+            canaries=self._models.canaries.states(),
             key_error="" if self._access is None else self._access.key_error,
         )
 
@@ -231,6 +235,7 @@ class Router(GrpcIngress):
             cors_origins=self._access_settings.cors_origins,
             kserve=self._kserve,
             batches=None if self._batches is None else self._batches.services,
+            response_store=self._response_store,
         )
         app.add_middleware(self._open_responses.counted)
         return app
@@ -242,9 +247,13 @@ class Router(GrpcIngress):
         )
         return InferenceService(generation, ModelRepository(served, example_models() if with_examples else ()))
 
-    def _build_batches(self, settings: BatchSettings) -> RouterBatches:
+    def _build_stored(self, settings: BatchSettings | None) -> tuple[RouterBatches | None, ResponseStore]:
+        """Make the clients of what is kept between requests: batches, and responses."""
+        if settings is None:
+            return None, open_response_store(None)
         application = serve.get_replica_context().app_name
-        return RouterBatches(self._router_id, application, settings, self._models.served, self._access)
+        batches = RouterBatches(self._router_id, application, settings, self._models.served, self._access)
+        return batches, open_response_store(settings.folder)
 
     async def _wait_for_keys(self) -> None:
         """Wait until the keys are known, for a limited time: requests are refused until then."""

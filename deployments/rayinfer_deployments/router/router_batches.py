@@ -1,13 +1,19 @@
 """Files and batches in a router: its owner as the router calls it, and the runner of rows."""
 
+import logging
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from rayinfer.access.access_control import AccessControl
 from rayinfer.access.caller import Caller
+from rayinfer.errors import RayinferError
 from rayinfer.servers.openai.batches.routes import BatchServices
 from rayinfer.servers.openai.batches.runner import BatchRunner
+from rayinfer.servers.openai.responses.store import ResponseStore
 from rayinfer.servers.served_model import ServedModel
 from rayinfer_deployments.router.batch_owner_actor import BatchSettings, RemoteBatches
+
+logger = logging.getLogger(__name__)
 
 
 class RouterBatches:
@@ -32,6 +38,15 @@ class RouterBatches:
         self.services = BatchServices(
             shared=self.shared, on_batch=self.runner.wake, max_file_bytes=settings.limits.max_file_bytes
         )
+
+
+def open_response_store(folder: str | None) -> ResponseStore:
+    """Open the responses in the folder of batches, which routers of a machine share; in memory where that fails."""
+    try:
+        return ResponseStore(None if folder is None else Path(folder))
+    except RayinferError as error:
+        logger.warning("%s; responses are kept in the memory of this router", error)
+        return ResponseStore()
 
 
 def num_slots(models: Mapping[str, ServedModel]) -> int:

@@ -24,6 +24,7 @@ from rayinfer_kernels.implementation import ArgmaxResult, SampledRows
 from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, StackShape
 from rayinfer_kernels.packed_weight import PackedWeight, WeightArgument, WeightFormat, pack
+from rayinfer_kernels.reference.elementwise import check_mask
 from rayinfer_kernels.reference.grouped_gemm import grouped_gemm
 from rayinfer_kernels.reference.linear import linear
 from rayinfer_kernels.reference.philox import uniform
@@ -41,6 +42,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "grouped_gemm": (_POINTER, _SIZE, _WEIGHT, _POINTER, _SIZE, _POINTER, _SIZE, c_int),
     "gather_rows": (_WEIGHT, _POINTER, _SIZE, _POINTER, c_int),
     "argmax": (_POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, c_int),
+    "mask_rows": (_POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE, c_int),
     "moe_combine": (_POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE, c_int),
     "paged_attention": (
         *(*_STRIDED_HEADS, _POINTER, *_CACHE, _POINTER, _SIZE, _POINTER, _POINTER),
@@ -76,6 +78,7 @@ class CpuKernels:
         self._grouped_gemm = functions["grouped_gemm"]
         self._moe_combine = functions["moe_combine"]
         self._argmax = functions["argmax"]
+        self._mask_rows = functions["mask_rows"]
         self._gather_rows = functions["gather_rows"]
         self._rms_norm = functions["rms_norm"]
         self._rotary_embedding = functions["rotary_embedding"]
@@ -177,6 +180,17 @@ class CpuKernels:
             *(*rows.shape, torch.get_num_threads()),
         )
         return ArgmaxResult(values, indices)
+
+    def mask_rows_(self, rows: torch.Tensor, lines: torch.Tensor, masks: torch.Tensor) -> None:
+        """See `ops.mask_rows_`."""
+        check_mask(rows, lines, masks)
+        if rows.stride(-1) != 1 or masks.stride(-1) != 1:
+            raise ValueError("rows and masks need their last axis in one piece")
+        lines = self._checks.within(lines, len(rows))
+        self._mask_rows(
+            *(rows.data_ptr(), rows.stride(0), lines.data_ptr(), masks.data_ptr(), masks.stride(0)),
+            *(len(lines), rows.shape[1], torch.get_num_threads()),
+        )
 
     def sample_rows(
         self,

@@ -11,6 +11,7 @@ from rayinfer_kernels.gpu.decode_attention import decode_attention
 from rayinfer_kernels.gpu.grouped_gemm import grouped_gemm, moe_combine
 from rayinfer_kernels.gpu.language import HAS_TRITON
 from rayinfer_kernels.gpu.layer_stack import GpuLayerStack
+from rayinfer_kernels.gpu.mask_rows import mask_rows_
 from rayinfer_kernels.gpu.paged_cache import PagedKVCache
 from rayinfer_kernels.gpu.prefill_attention import prefill_attention
 from rayinfer_kernels.gpu.rope_and_write import write_kv
@@ -89,6 +90,7 @@ class GpuKernels:
     grouped_gemm = staticmethod(grouped_gemm)
     moe_combine = staticmethod(moe_combine)
     argmax = staticmethod(argmax)
+    mask_rows_ = staticmethod(mask_rows_)
     sample_rows = staticmethod(sampling.sample_rows)
     uniform = staticmethod(philox.uniform)
     rms_norm = staticmethod(norms.rms_norm)

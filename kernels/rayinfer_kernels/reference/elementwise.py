@@ -61,3 +61,22 @@ def argmax(rows: torch.Tensor) -> ArgmaxResult:
     """Find the maximum of each row and its first index; NaN where the row holds NaN."""
     values, indices = rows.max(-1)
     return ArgmaxResult(values.float(), indices)
+
+
+def mask_rows_(rows: torch.Tensor, lines: torch.Tensor, masks: torch.Tensor) -> None:
+    """See `ops.mask_rows_`."""
+    check_mask(rows, lines, masks)
+    bits = masks.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32, device=masks.device) & 1
+    is_forbidden = bits.flatten(1)[:, : rows.shape[1]] == 0
+    rows[lines] = rows[lines].masked_fill_(is_forbidden, float("-inf"))
+
+
+def check_mask(rows: torch.Tensor, lines: torch.Tensor, masks: torch.Tensor) -> None:
+    """Reject masks of other types or shapes than `ops.mask_rows_` takes."""
+    is_typed = rows.dtype == torch.float32 and lines.dtype == torch.int64 and masks.dtype == torch.int32
+    if not is_typed or rows.dim() != 2 or lines.dim() != 1 or masks.dim() != 2:
+        raise ValueError(
+            f"expected rows of float32, int64 lines and int32 masks, got {rows.dtype}, {lines.dtype}, {masks.dtype}"
+        )
+    if len(lines) != len(masks) or 32 * masks.shape[1] < rows.shape[1]:
+        raise ValueError(f"{len(lines)} lines of {rows.shape[1]} numbers need as many masks, got {tuple(masks.shape)}")

@@ -7,7 +7,16 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
-from rayinfer.engine.loop.engine_commands import Abort, Command, Continue, RunControlAction, Stop, Submit, Unsubscribe
+from rayinfer.engine.loop.engine_commands import (
+    Abort,
+    Command,
+    Compiled,
+    Continue,
+    RunControlAction,
+    Stop,
+    Submit,
+    Unsubscribe,
+)
 from rayinfer.engine.loop.router_subscriptions import RouterSubscription, RouterSubscriptions
 from rayinfer.engine.loop.self_check import needs_self_check, run_self_check
 from rayinfer.engine.loop.step_watchdog import StepWatchdog
@@ -40,6 +49,7 @@ class AsyncEngine:
         self._is_over = False
         self._lock = threading.Lock()  # no command with a future is queued after _is_over
         self._owners: dict[str, RouterSubscription] = {}  # by request id; used by the thread only
+        self._compiling: dict[str, GenerationRequest] = {}  # by request id; used by the thread only
         self._stats = engine.stats
         self._watchdog = StepWatchdog(limits=limits)
         engine.on_plan = self._watchdog.record_plan
@@ -182,10 +192,12 @@ class AsyncEngine:
         self._stats = self._engine.stats
         return False
 
-    def _run_command(self, command: Submit | Abort | Unsubscribe | RunControlAction | Continue) -> None:
+    def _run_command(self, command: Submit | Abort | Unsubscribe | RunControlAction | Continue | Compiled) -> None:
         if isinstance(command, Submit):
             for request in command.requests:
-                self._add(request, command.router)
+                self._submit(request, command.router)
+        elif isinstance(command, Compiled):
+            self._add_compiled(command)
         elif isinstance(command, Abort):
             self._abort(command.request_ids)
         elif isinstance(command, RunControlAction):
@@ -193,15 +205,45 @@ class AsyncEngine:
         elif isinstance(command, Unsubscribe):
             self._abort(list(command.router.request_ids))
 
+    def _submit(self, request: GenerationRequest, router: RouterSubscription) -> None:
+        """Add a request, or if its grammar is not compiled have that done first, beside the steps."""
+        compiling = self._engine.start_compiling(request)
+        if compiling is None:
+            self._add(request, router)
+            return
+        self._compiling[request.request_id] = request
+        router.request_ids.add(request.request_id)
+        self._owners[request.request_id] = router
+        compiling.add_done_callback(lambda done: self._commands.put(Compiled(request, done)))
+
+    def _add_compiled(self, compiled: Compiled) -> None:
+        """Add a request whose grammar was compiled, or refuse it, unless it was aborted meanwhile."""
+        request = compiled.request
+        if self._compiling.get(request.request_id) is not request or compiled.compiling.cancelled():
+            return
+        del self._compiling[request.request_id]
+        router = self._owners.pop(request.request_id)
+        router.request_ids.discard(request.request_id)
+        error = compiled.compiling.exception()
+        if error is None:
+            self._add(request, router)
+        elif isinstance(error, RequestError):
+            self._refuse(request, router, error)
+        else:
+            raise error
+
     def _add(self, request: GenerationRequest, router: RouterSubscription) -> None:
         try:
             self._engine.add_request(request)
         except RequestError as error:
-            logger.warning("request %s refused: %s", request.request_id, error)
-            router.outputs.put(self._message([_refusal(request, str(error))]))
+            self._refuse(request, router, error)
             return
         router.request_ids.add(request.request_id)
         self._owners[request.request_id] = router
+
+    def _refuse(self, request: GenerationRequest, router: RouterSubscription, error: RequestError) -> None:
+        logger.warning("request %s refused: %s", request.request_id, error)
+        router.outputs.put(self._message([_refusal(request, str(error))]))
 
     def _change(self, change: RunControlAction) -> None:
         if not change.done.set_running_or_notify_cancel():
@@ -226,8 +268,14 @@ class AsyncEngine:
                 command.done.set_exception(self._death())
 
     def _abort(self, request_ids: Sequence[str]) -> None:
-        aborted = (self._engine.abort(request_id) for request_id in request_ids)
+        aborted = (self._abort_one(request_id) for request_id in request_ids)
         self._publish([delta for delta in aborted if delta is not None])
+
+    def _abort_one(self, request_id: str) -> TokenDelta | None:
+        request = self._compiling.pop(request_id, None)
+        if request is None:
+            return self._engine.abort(request_id)
+        return TokenDelta(request_id, len(request.output_token_ids), [], finish_reason="abort")
 
     def _drop_unread_routers(self) -> None:
         """Abort the requests of routers that have not read in time."""

@@ -6,6 +6,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 
 from rayinfer.engine.loop.engine_state import LifeCycle
 from rayinfer.engine.loop.step_failures import may_be_one_requests_fault
@@ -16,6 +17,7 @@ from rayinfer.engine.scheduling.request import Request, new_request
 from rayinfer.engine.scheduling.request_checks import checked_token_ids
 from rayinfer.engine.scheduling.scheduler import Scheduler
 from rayinfer.errors import EngineDead, InvalidParameter
+from rayinfer.grammars.compiler import GrammarCompiler
 from rayinfer.outputs import EngineStats, FinishReason, TokenDelta
 from rayinfer.protocols import ControlAction, GenerationRequest, GetState, ModelDescription, Pause, Resume, Sleep, Wake
 
@@ -31,12 +33,14 @@ class Engine:
         description: ModelDescription,
         scheduler: Scheduler,
         executor: Executor,
+        grammars: GrammarCompiler | None = None,
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.description = description
         self.scheduler = scheduler
         self._executor = executor
+        self._grammars = grammars
         self._seeds = random.Random(seed)  # for requests without one
         self._clock = clock
         self._life = LifeCycle()
@@ -51,7 +55,15 @@ class Engine:
         self._life.check_alive()
         if self.scheduler.knows(request.request_id):
             raise InvalidParameter(f"request_id {request.request_id!r} is in use", "request_id")
+        self._check_grammar(request)
         self.scheduler.add(self._checked_request(request))
+
+    def start_compiling(self, request: GenerationRequest) -> Future[None] | None:
+        """Start to compile the request's grammar; None if there is nothing to compile before it is added."""
+        spec = request.sampling_params.structured_outputs
+        if spec is None or self._grammars is None or self._grammars.has(spec):
+            return None
+        return self._grammars.start(spec)
 
     def abort(self, request_id: str) -> TokenDelta | None:
         """Abort a request and free what it holds; None if unknown or already finished and reported."""
@@ -155,6 +167,16 @@ class Engine:
     def exit(self) -> None:
         """Free everything that the engine holds."""
         self._executor.shutdown()
+        if self._grammars is not None:
+            self._grammars.close()
+
+    def _check_grammar(self, request: GenerationRequest) -> None:
+        spec = request.sampling_params.structured_outputs
+        if spec is None:
+            return
+        if self._grammars is None:
+            raise InvalidParameter(f"{self.description.name} has no structured_outputs", "structured_outputs")
+        self._grammars.compile(spec)
 
     def _checked_request(self, request: GenerationRequest, source_token_ids: Int32Array | None = None) -> Request:
         return new_request(

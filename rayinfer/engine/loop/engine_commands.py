@@ -42,8 +42,16 @@ class Continue:
     """Take the next step: what it waited for is there."""
 
 
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """Add a request whose grammar was compiled, or refuse it."""
+
+    request: GenerationRequest
+    compiling: Future[None]
+
+
 class Stop:
     """Stop the loop; commands after it are not run."""
 
 
-Command = Submit | Abort | Unsubscribe | RunControlAction | Continue | Stop
+Command = Submit | Abort | Unsubscribe | RunControlAction | Continue | Compiled | Stop

@@ -1,6 +1,7 @@
 """Interface of an engine that `AsyncEngine` runs in its thread."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Protocol
 
 from rayinfer.outputs import EngineStats, TokenDelta
@@ -16,6 +17,10 @@ class SteppedEngine(Protocol):
 
     def add_request(self, request: GenerationRequest) -> None:
         """Queue a request; raises RequestError for one that could never finish, EngineDead."""
+        ...
+
+    def start_compiling(self, request: GenerationRequest) -> Future[None] | None:
+        """Start to compile what a request needs before it is added; None if there is nothing."""
         ...
 
     def abort(self, request_id: str) -> TokenDelta | None:

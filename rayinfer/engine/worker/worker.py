@@ -23,9 +23,11 @@ from rayinfer.engine.worker.padding import Padding
 from rayinfer.engine.worker.reserved_memory import reserved_memory_bytes
 from rayinfer.engine.worker.resolved_config import resolve_config
 from rayinfer.engine.worker.static_runner import StaticRunner, StaticShapes
+from rayinfer.engine.worker.tokenizer_file import read_tokenizer_file
 from rayinfer.engine.worker.warm_up import warm_up_plans
 from rayinfer.engine.worker.weight_loading import reload_weights, weight_loader
 from rayinfer.errors import ConfigError
+from rayinfer.grammars.compiler import GrammarCompiler
 from rayinfer.kv_cache.cache_tensors import BlockShape
 from rayinfer.kv_cache.pool_size import count_kv_blocks, count_offload_blocks, count_static_blocks
 from rayinfer.models.decoder import Decoder
@@ -61,6 +63,7 @@ class Worker(ABC):
         self._dtype = torch_dtype(self.config.dtype, model)
         self._longest = _longest_sequence(self.config, model)
         self._stage = self._pipeline_stage()
+        self.grammars = self._new_grammars()
         memory = self._load_model()
         self.num_offload_blocks = memory.num_offload_blocks
         runner = self._new_runner(memory)
@@ -165,7 +168,16 @@ class Worker(ABC):
 
     def _new_sampler(self) -> Sampler:
         num_rows, forced_end = self.config.num_rows + self.num_scratch, self._model.forced_end_token_id
-        return Sampler(num_rows, self._model.vocab_size, self._device, forced_end_token_id=forced_end)
+        return Sampler(
+            num_rows, self._model.vocab_size, self._device, forced_end_token_id=forced_end, grammars=self.grammars
+        )
+
+    def _new_grammars(self) -> GrammarCompiler | None:
+        """Make the compiler of grammars, which reads the tokenizer when the first comes; None: no answer has one."""
+        model = self._model
+        if model.seq2seq is not None or not model.eos_token_ids:
+            return None
+        return GrammarCompiler(partial(read_tokenizer_file, self._folder), model.vocab_size, model.eos_token_ids)
 
     def _new_graphs(self, runner: ModelRunner) -> DecodeGraphs:
         return DecodeGraphs(

@@ -16,11 +16,12 @@ one for each choice. Settings that constrain tokens belong to `ChatRequest.param
 `SingleAnswer` is the answer and usage of a request with one choice, as most protocols have it.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from rayinfer.errors import RequestFailed
+from rayinfer.errors import InvalidParameter, RequestFailed
 from rayinfer.outputs import CompletionOutput
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.generation.prompt_outputs import PromptOutput, check_ended_well
@@ -68,6 +69,14 @@ class ToolCall:
     name: str
     arguments: str = ""
 
+    def parsed_arguments(self) -> dict[str, Any]:
+        """Return the arguments as an object; those of a call that was cut cannot be read, and are empty."""
+        try:
+            arguments = json.loads(self.arguments or "{}")
+        except ValueError:
+            return {}
+        return arguments if isinstance(arguments, dict) else {}
+
 
 class AnswerParser(Protocol):
     """An incremental parser of one choice's text."""
@@ -93,7 +102,6 @@ class ChatRequest:
     tools: Sequence[Mapping[str, Any]] | None = None  # in OpenAI's form: {"type": "function", "function": {...}}
     tool_choice: str | Mapping[str, Any] | None = None  # "none", "auto", "required" or a tool in OpenAI's form
     parallel_tool_calls: bool = True
-    response_format: Mapping[str, Any] | None = None  # in OpenAI's form
     add_special_tokens: bool = False
     truncation: Truncation | None = None
     messages_field: str = "messages"  # that errors name
@@ -131,6 +139,7 @@ class PreparedChat:
 
 def prepare_chat(request: ChatRequest) -> PreparedChat:
     """Render a conversation and tokenize it; raises RequestError."""
+    _refuse_unsupported(request)
     model = request.model
     description = model.generator.describe()
     template = request.template or model.chat_template
@@ -147,6 +156,11 @@ def prepare_chat(request: ChatRequest) -> PreparedChat:
         truncation=request.truncation,
     )
     return PreparedChat(request=request, text=text, prompt=prompt)
+
+
+def _refuse_unsupported(request: ChatRequest) -> None:
+    if request.tools:
+        raise InvalidParameter("tools is not supported by this service.", "tools", "unsupported_parameter")
 
 
 class ChatAnswer:
@@ -204,18 +218,21 @@ class ChatAnswer:
                 self.tool_calls[delta.index].arguments += delta.arguments
 
 
-class SingleAnswer:
+class FastEncoding:
+    """Encoding that never takes milliseconds, so that it stays on the event loop."""
+
+    is_long = False  # the whole answer
+    has_slow_opening = False  # what precedes a stream's first output
+    is_slow = False  # a stream's next output
+
+
+class SingleAnswer(FastEncoding):
     """The answer and usage of a request with one choice; also the collector of a `WholeResponse`."""
 
     def __init__(self, chat: PreparedChat) -> None:
         self.answer = chat.new_answer()
         self.num_prompt_tokens = len(chat.prompt)
         self.num_cached_tokens = 0
-
-    @property
-    def is_long(self) -> bool:
-        """Whether it takes so long to encode that other requests should not wait for it: it never does."""
-        return False
 
     def add(self, prompt_output: PromptOutput) -> Sequence[ChatDelta]:
         """Add an output and return its deltas; raises the error of a failed choice."""

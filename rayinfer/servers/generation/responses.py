@@ -33,7 +33,7 @@ class OutputCollector(Protocol):
         """Whether it takes so long to encode that other requests should not wait for it."""
         ...
 
-    def add(self, prompt_output: PromptOutput) -> None:
+    def add(self, prompt_output: PromptOutput) -> object:
         """Add an output; raises the error of a choice that failed."""
         ...
 
@@ -100,9 +100,10 @@ class WholeResponse(Response):
 
 
 class StreamedResponse(Response):
-    """Sends every output as soon as it is there, as server-sent events.
+    """Sends every output as soon as it is there, as server-sent events or lines of another type.
 
-    While there is none for long, comments keep proxies and clients from taking the stream for dead.
+    While there is none for long, comments, or what `keep_alive` returns, keep proxies and clients from taking the
+    stream for dead.
     """
 
     def __init__(
@@ -112,12 +113,15 @@ class StreamedResponse(Response):
         *,
         headers: Mapping[str, str] = MappingProxyType({}),
         keep_alive_check_s: float = KEEP_ALIVE_CHECK_S,
+        media_type: str = EVENT_STREAM,
+        keep_alive: Callable[[], bytes] = lambda: KEEP_ALIVE,
     ) -> None:
-        super().__init__(headers={**EVENT_HEADERS, **headers, "Content-Type": EVENT_STREAM})
+        super().__init__(headers={**EVENT_HEADERS, **headers, "Content-Type": media_type})
         del self.headers["content-length"]
         self._outputs = outputs
         self._writer = writer
         self._keep_alive_check_s = keep_alive_check_s
+        self._keep_alive = keep_alive
         self._num_sent = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -157,7 +161,7 @@ class StreamedResponse(Response):
             if self._num_sent != num_known:
                 num_known, is_silent = self._num_sent, False
             elif is_silent:
-                await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+                await send({"type": "http.response.body", "body": self._keep_alive(), "more_body": True})
                 is_silent = False
             else:
                 is_silent = True

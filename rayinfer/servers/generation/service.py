@@ -13,6 +13,7 @@ from fastapi import Request
 from rayinfer.access.access_control import AccessControl
 from rayinfer.access.generation_usage import EngineClock, GenerationUsage
 from rayinfer.errors import ShuttingDown
+from rayinfer.grammars.grammar_checks import GrammarChecks
 from rayinfer.predictions import PredictionInput
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
@@ -20,6 +21,7 @@ from rayinfer.servers.caller import RequestContext
 from rayinfer.servers.generation.generation_spans import generation_span
 from rayinfer.servers.generation.key_limits import check_model_and_priority, reserved_tokens, within_key_limits
 from rayinfer.servers.generation.prompt_outputs import PromptLists, PromptOutput, generate_outputs
+from rayinfer.servers.generation.structured_output import check_grammar
 from rayinfer.servers.json_body import LONG_BODY_BYTES, LongBodies, decode_object, read_body
 from rayinfer.servers.request_limits import DEFAULT_REQUEST_LIMITS, RequestLimits
 from rayinfer.servers.served_model import ServedModel
@@ -29,7 +31,15 @@ from rayinfer.traces.trace_store import TraceStore
 Prepared = TypeVar("Prepared")
 
 MAX_INPUTS_AHEAD = 96  # of predictions: two batches of an engine that computes short texts
-_SLOW_FIELDS = ("bad_words", "chat_template")
+_SLOW_FIELDS = ("bad_words", "chat_template", "response_format", "structured_outputs", "format")
+_SLOW_OBJECTS = ("output_config", "text")  # where Anthropic's Messages and OpenAI's Responses have their formats
+
+
+def _is_slow(body: Mapping[str, Any]) -> bool:
+    parameters = body.get("parameters")  # TGI's
+    has_grammar = isinstance(parameters, dict) and bool(parameters.get("grammar"))
+    has_format = any(isinstance(body.get(field), dict) for field in _SLOW_OBJECTS)
+    return has_grammar or has_format or any(body.get(field) for field in _SLOW_FIELDS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +84,7 @@ class GenerationService:
         self._request_timeout_s = request_timeout_s
         self._traces = traces
         self._long_bodies = LongBodies()
+        self._grammar_checks = GrammarChecks()
         self._prompt_lists = PromptLists()
         self._input_lists = PromptLists(MAX_INPUTS_AHEAD)
 
@@ -93,13 +104,17 @@ class GenerationService:
             return await self._long_bodies.prepare(raw, prepare)
         body = decode_object(raw)
         # Looked up in what was decoded, as a name may be written with escapes.
-        if any(body.get(field) for field in _SLOW_FIELDS):
+        if _is_slow(body):
             return await self._long_bodies.prepare(raw, prepare)
         return prepare(body)
 
     async def prepare_other(self, work: Callable[[], Prepared], num_bytes: int) -> Prepared:
         """Do the same for a request of so many bytes that is not JSON; raises RequestError."""
         return await self._long_bodies.run(work, num_bytes) if num_bytes > LONG_BODY_BYTES else work()
+
+    def check_grammar(self, model: ServedModel, params: SamplingParams, field: str) -> None:
+        """Check what the answer is held to, in a thread of low priority; `field` is the client's for it."""
+        check_grammar(self._grammar_checks, model, params, field)
 
     def remaining_s(self, context: RequestContext, own_s: float | None) -> float | None:
         """Return the time that a request has left, by its own limit and the service's; None for no limit."""

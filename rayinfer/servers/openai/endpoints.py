@@ -66,6 +66,7 @@ class OpenAIEndpoints:
         description = model.generator.describe()
         body.check_ranges()
         params = chat_params(body, description, self._limits)
+        self._service.check_grammar(model, params, body.form_field)
         params = params.with_tokenized_bad_words(bad_word_tokenizer(model.tokenizer))
         chat = prepare_chat(chat_request(body, model, params, trusts_template=self._trusts_template))
         prompts = [chat.prompt]
@@ -80,6 +81,7 @@ class OpenAIEndpoints:
         description = model.generator.describe()
         body.check_ranges()
         params = completion_params(body, description, self._limits)
+        self._service.check_grammar(model, params, body.form_field)
         params = params.with_tokenized_bad_words(bad_word_tokenizer(model.tokenizer))
         prompts = completion_prompts(body, model, description, self._limits, params.max_tokens)
         echoes = bool(body.echo and body.logprobs is not None)

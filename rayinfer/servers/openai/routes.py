@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from rayinfer.servers.anthropic.endpoints import AnthropicEndpoints
+from rayinfer.servers.error_formats import speaks_anthropic
 from rayinfer.servers.generation.server_sent_events import EVENT_STREAM
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.openai.endpoints import OpenAIEndpoints
@@ -51,13 +53,24 @@ def generation_paths() -> list[str]:
     return [*_aliases(PREFIX, CHAT_COMPLETIONS), *_aliases(PREFIX, COMPLETIONS)]
 
 
-def add_openai_routes(app: FastAPI, endpoints: OpenAIEndpoints, tokenizers: TokenizeEndpoints) -> None:
-    """Add the paths of OpenAI's protocol to an application."""
+def add_openai_routes(
+    app: FastAPI, endpoints: OpenAIEndpoints, tokenizers: TokenizeEndpoints, anthropic: AnthropicEndpoints
+) -> None:
+    """Add the paths of OpenAI's protocol to an application; lists of models are Anthropic's where its header comes."""
+
+    async def list_models(request: Request) -> Response:
+        """GET /v1/models."""
+        return await (anthropic if speaks_anthropic(request.scope) else endpoints).list_models(request)
+
+    async def retrieve_model(request: Request, model_id: str) -> Response:
+        """GET /v1/models/{model_id}."""
+        return await (anthropic if speaks_anthropic(request.scope) else endpoints).retrieve_model(request, model_id)
+
     _add_post(app, PREFIX, CHAT_COMPLETIONS, endpoints.create_chat_completion, "ChatCompletion", streams=True)
     _add_post(app, PREFIX, COMPLETIONS, endpoints.create_completion, "Completion", streams=True)
-    _add_get(app, PREFIX, MODELS, endpoints.list_models, responses(reference("ModelList"), *READ_ERRORS))
+    _add_get(app, PREFIX, MODELS, list_models, responses(reference("ModelList"), *READ_ERRORS))
     one_model = responses(reference("Model"), 404, 503, *READ_ERRORS)
-    _add_get(app, PREFIX, MODELS + "/{model_id:path}", endpoints.retrieve_model, one_model)
+    _add_get(app, PREFIX, MODELS + "/{model_id:path}", retrieve_model, one_model)
     _add_post(app, "", DETOKENIZE, tokenizers.detokenize, "Detokenize")
     info = responses(reference("TokenizerInfo"), 400, 404, 503, *READ_ERRORS)
     _add_get(app, "", TOKENIZER_INFO, tokenizers.tokenizer_info, info, {"parameters": [_MODEL_PARAMETER]})

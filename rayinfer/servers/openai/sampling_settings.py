@@ -6,6 +6,7 @@ from typing import Any
 from rayinfer.errors import InvalidParameter
 from rayinfer.protocols import ModelDescription
 from rayinfer.sampling_params import SamplingParams
+from rayinfer.servers.generation.structured_output import openai_form
 from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody, GenerationBody
 from rayinfer.servers.request_limits import RequestLimits, check_items
 
@@ -129,6 +130,7 @@ def _params(
         **settings,
         logit_bias=_logit_bias(body.logit_bias, limits),
         logprobs=logprobs,
+        structured_outputs=openai_form(body.response_format, body.structured_outputs),
         prompt_logprobs=-1 if -1 in wanted else max(wanted, default=None),
     )
     limits.check_params(params)

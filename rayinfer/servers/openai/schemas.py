@@ -42,6 +42,34 @@ TokenIds = Annotated[list[Integer], Field(fail_fast=True, max_length=MAX_LIST_IT
 LogitBias = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}})]
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_LIST_ITEMS)]
 
+_FORMATS_SCHEMA = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {
+        "type": {"enum": ["text", "json_object", "json_schema"]},
+        "json_schema": {
+            "type": "object",
+            "required": ["schema"],
+            "properties": {"schema": {"type": "object"}, "name": {"type": "string"}},
+        },
+    },
+}
+_FORMS_SCHEMA = {
+    "type": "object",
+    "minProperties": 1,
+    "properties": {
+        "json": {"type": ["object", "string"]},
+        "regex": {"type": "string", "minLength": 1},
+        "choice": {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
+        "grammar": {"type": "string", "minLength": 1},
+        "json_object": {"type": "boolean"},
+        "structural_tag": {"type": ["object", "string"]},
+        "disable_any_whitespace": {"type": "boolean"},
+    },
+    "additionalProperties": False,
+}
+ResponseFormat = Annotated[dict[str, Any], WithJsonSchema(_FORMATS_SCHEMA)]
+StructuredOutputs = Annotated[dict[str, Any], WithJsonSchema(_FORMS_SCHEMA)]
 TemplateArguments = Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_ARGUMENTS)]
 Metadata = Annotated[dict[str, str], Field(max_length=MAX_METADATA_ITEMS)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -121,6 +149,8 @@ class GenerationBody(PromptBody):
     request_id: str | None = None
     prompt_logprobs: Integer | None = None  # -1: of the whole vocabulary
     logprob_token_ids: TokenIds | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None  # vLLM's
     service_tier: str | None = None  # there is one, "default"
     # These have no effect.
     metadata: Metadata | None = None
@@ -137,6 +167,11 @@ class GenerationBody(PromptBody):
             raise InvalidParameter("stream_options is only allowed with stream=true.", "stream_options")
         check_priority(self.priority)
         check_cache_salt(self.cache_salt)
+
+    @property
+    def form_field(self) -> str:
+        """The field that says what form the answer has."""
+        return "response_format" if self.structured_outputs is None else "structured_outputs"
 
     @property
     def length_field(self) -> str | None:

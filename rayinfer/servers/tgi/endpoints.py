@@ -118,9 +118,10 @@ class TgiEndpoints:
             body = check_schema(GenerateBody, raw)
             model = find_path_model(request, self._models, "generate")
             streams = bool(body.stream) if stream is None else stream
-            return make_generation(
-                body, model, self._service.limits, stream=streams, returns_full_text=is_root
-            ), streams
+            limits = self._service.limits
+            generation = make_generation(body, model, limits, stream=streams, returns_full_text=is_root)
+            self._service.check_grammar(model, generation.params, "grammar")
+            return generation, streams
 
         generation, streams = await self._service.prepare(request, prepare)
         timings = Timings(context.identity.received_s)

@@ -9,6 +9,7 @@ from rayinfer.protocols import ModelDescription
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.generation.prompt_tokens import PromptLimit, tokenize_prompts
 from rayinfer.servers.generation.service import PreparedGeneration
+from rayinfer.servers.generation.structured_output import tgi_form
 from rayinfer.servers.openai.sampling_settings import check_num_logprobs
 from rayinfer.servers.request_limits import RequestLimits
 from rayinfer.servers.served_model import ServedModel
@@ -115,7 +116,6 @@ def check_integer(name: str, value: int, low: int, high: int) -> None:
 def _refuse_unsupported(settings: GenerateParameters) -> None:
     unsupported: dict[str, Any] = {
         "watermark": settings.watermark,
-        "grammar": settings.grammar,
         "adapter_id": settings.adapter_id,
     }
     for name, value in unsupported.items():
@@ -172,6 +172,7 @@ def _sampling_params(
         stop=settings.stop or (),
         include_stop_str_in_output=True,  # TGI's texts end with it
         logprobs=(settings.top_n_tokens or 0) if with_logprobs else None,
+        structured_outputs=tgi_form(settings.grammar),
         prompt_logprobs=0 if settings.decoder_input_details else None,
     )
 

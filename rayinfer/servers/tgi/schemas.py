@@ -13,6 +13,18 @@ class _Strict(BaseModel):
 
 
 _NONE = WithJsonSchema({"type": "null"})  # what is not supported
+_GRAMMAR = WithJsonSchema(
+    {
+        "anyOf": [
+            {
+                "type": "object",
+                "required": ["type", "value"],
+                "properties": {"type": {"enum": ["json", "json_schema", "regex"]}},
+            },
+            {"type": "null"},
+        ]
+    }
+)
 _PENALTY = ranged("number", minimum=-2, maximum=2)
 _SHARE = ranged("number", exclusiveMinimum=0, exclusiveMaximum=1)
 
@@ -41,7 +53,7 @@ class GenerateParameters(_Strict):
     decoder_input_details: bool | None = None
     seed: Annotated[Integer | None, ranged("integer", minimum=0, maximum=2**64 - 1)] = None
     top_n_tokens: Annotated[Integer | None, ranged("integer", minimum=0, maximum=20)] = None
-    grammar: Annotated[dict[str, Any] | None, _NONE] = None
+    grammar: Annotated[dict[str, Any] | None, _GRAMMAR] = None
     adapter_id: Annotated[str | None, _NONE] = None
 
 

@@ -27,6 +27,7 @@ def test_every_kernel_compiles_without_spilling_registers():
         "_grouped",
         "_combine",
         "_argmax",
+        "_mask",
         "_best",
         "candidates",
         "_choose",

@@ -11,6 +11,7 @@ import torch
 from rayinfer_kernels import reference
 from rayinfer_kernels.gpu.argmax import argmax
 from rayinfer_kernels.gpu.language import IS_INTERPRETED
+from rayinfer_kernels.gpu.mask_rows import mask_rows_
 from rayinfer_kernels.gpu.sampling import philox, sampling
 from rayinfer_kernels.gpu.tuning import SamplingTuning
 from support.kernels.pairwise import Void
@@ -251,3 +252,15 @@ def test_the_numbers_that_rows_are_drawn_by_are_those_of_the_reference(case, dev
     seeds *= case["sign"]
     got = philox.uniform(*(each.to(device) for each in (seeds, positions, choices)))
     assert torch.equal(got.to(CPU), reference.uniform(seeds, positions, choices))
+
+
+@pytest.mark.axes(num_rows=[5, 1], num_lines=[3, Void(0), 1], width=[300, 1, 32, 1024], spare_words=[0, 2])
+def test_masks_forbid_what_the_reference_forbids(case, device):
+    rows = torch.randn(case["num_rows"], case["width"])
+    lines = torch.randperm(case["num_rows"])[: case["num_lines"]]
+    num_words = -(-case["width"] // 32) + case["spare_words"]
+    masks = torch.randint(-(2**31), 2**31, (len(lines), num_words)).to(torch.int32)
+    got = rows.to(device, copy=True)
+    mask_rows_(got, lines.to(device), masks.to(device), block=128)
+    reference.mask_rows_(rows, lines, masks)
+    torch.testing.assert_close(got.to(CPU), rows, atol=0, rtol=0)

@@ -21,6 +21,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.tool_calls",
         "rayinfer.config",
         "rayinfer.error_kinds",
+        "rayinfer.grammars",
         "rayinfer.sampling_params",
         "rayinfer.sampling_defaults",
         "rayinfer.priority_queue",
@@ -75,6 +76,7 @@ NEIGHBORS: dict[tuple[str, str], str] = {
     ("rayinfer.tensor_parallel", "rayinfer.errors"): "too many ranks are a caller's mistake; errors imports nothing",
     ("rayinfer.entry_points", "rayinfer.errors"): "a package that cannot be imported is a model that cannot be loaded",
     ("rayinfer.sampling_defaults", "rayinfer.sampling_params"): "they are checked as a request's parameters are",
+    ("rayinfer.sampling_params", "rayinfer.grammars"): "a grammar is a parameter; grammars know no others",
     ("rayinfer.config", "rayinfer.sampling_defaults"): "a setting overrides them; they know no settings",
     ("rayinfer.token_entities", "rayinfer.prediction_outputs"): "both read predictions; outputs know no entities",
     ("rayinfer.credits", "rayinfer.protocols"): "they are shares of what a description tells",
@@ -97,6 +99,7 @@ TORCH_FREE_ROOMS = (
     "rayinfer.traces",
     "rayinfer.client",
     "rayinfer.access",
+    "rayinfer.grammars",
 )
 TORCH_FREE_MODULES = (
     "rayinfer",

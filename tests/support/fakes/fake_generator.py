@@ -37,6 +37,7 @@ class FakeGenerator:
     full: QueueFull | None = None  # why it takes no request at all
     failure: Exception | None = None  # raised after the first output
     scores_prompts: bool = True
+    supports_structured_outputs: bool = False
     blocks_after: int | None = None  # outputs after which it waits for `release`
     not_ready: str = ""
     max_model_len: int = 256
@@ -83,6 +84,7 @@ class FakeGenerator:
             created=1_700_000_000,
             default_sampling_params=self.default_sampling_params,
             scores_prompts=not self.is_encoder_decoder,
+            supports_structured_outputs=self.supports_structured_outputs,
         )
 
     def status(self) -> ServiceStatus:

@@ -25,6 +25,7 @@ from rayinfer_kernels.gpu.argmax import argmax
 from rayinfer_kernels.gpu.decode_attention import decode_attention
 from rayinfer_kernels.gpu.fp8 import quantize_rows
 from rayinfer_kernels.gpu.grouped_gemm import grouped_gemm, moe_combine
+from rayinfer_kernels.gpu.mask_rows import mask_rows_
 from rayinfer_kernels.gpu.norms import add_rms_norm, layer_norm, rms_norm
 from rayinfer_kernels.gpu.paged_cache import PagedKVCache, allocate_paged_cache
 from rayinfer_kernels.gpu.prefill_attention import prefill_attention
@@ -144,6 +145,7 @@ def compile_rows(dtype: torch.dtype, width: int, vocab_size: int) -> None:
     moe_combine(x, pairs, pairs.float())
     logits, integers, floats = torch.zeros(2, vocab_size, dtype=dtype), pairs[0], torch.zeros(8, dtype=torch.float64)
     argmax(logits)
+    mask_rows_(torch.zeros(2, vocab_size), pairs[0, :2], torch.zeros(2, -(-vocab_size // 32), dtype=torch.int32))
     sample_rows(logits, floats, integers, floats, floats, floats, integers)
     uniform(integers, integers, integers)
 

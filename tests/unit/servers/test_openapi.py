@@ -12,6 +12,7 @@ from rayinfer.servers.request_limits import RequestLimits
 WITH_BODY = (
     *("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"),
     *("/generate", "/generate_stream", "/chat_tokenize", "/invocations", "/api"),
+    *("/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate", "/api/show"),
     *("/v1/embeddings", "/score", "/v1/rerank", "/rerank", "/classify", "/pooling"),
     *("/embed", "/embed_all", "/predict", "/similarity", "/decode", "/v1/images/classify"),
 )

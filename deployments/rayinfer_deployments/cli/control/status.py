@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rayinfer.errors import RayinferError
+from rayinfer_deployments.cli.control.canary import canary_lines
 from rayinfer_deployments.cli.control.service_choice import Address, Application, joined, ray_to_join
 from rayinfer_deployments.cli.failures import in_one_line
 
@@ -102,6 +103,7 @@ def _show(services: list[dict[str, Any]]) -> None:
         _show_summary(console, service)
         _show_engines(console, service)
         _show_deployments(console, service)
+        _show_canaries(console, service)
         for setting in service.get("missing_settings", []):
             console.print(f"Ray's environment lacks {setting}", style="yellow", markup=False, soft_wrap=True)
 
@@ -151,6 +153,12 @@ def _show_deployments(console: "Console", service: dict[str, Any]) -> None:
         wanted = "" if deployment["wanted"] is None else str(deployment["wanted"])
         table.add_row(deployment["name"], deployment["state"], wanted, replicas, queues, deployment["reason"])
     console.print(table)
+
+
+def _show_canaries(console: "Console", service: dict[str, Any]) -> None:
+    if any(router.get("canaries") for router in service["routers"]):
+        for line in canary_lines(service["routers"]):
+            console.print(f"canary {line}", markup=False, soft_wrap=True)
 
 
 def _in_words(seconds: float) -> str:

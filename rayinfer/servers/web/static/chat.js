@@ -49,8 +49,8 @@ export function chatView(main) {
       el("button", { type: "button", onclick: () => panes().forEach((each) => each.regenerate()) }, "Regenerate"),
       el("button", { type: "button", onclick: () => panes().forEach((each) => each.clear()) }, "New chat"),
       compare,
-      el("button", { type: "button", onclick: () => showDialog("The next request as curl", asCurl(first.body())) }, "curl"),
-      el("button", { type: "button", onclick: () => showDialog("The next request in Python", asPython(first.body())) }, "Python"))));
+      el("button", { type: "button", onclick: () => showDialog("The next request as curl", nextRequest(first, asCurl)) }, "curl"),
+      el("button", { type: "button", onclick: () => showDialog("The next request in Python", nextRequest(first, asPython)) }, "Python"))));
   first.start();
   input.focus();
   return () => panes().forEach((each) => each.stop());
@@ -59,10 +59,11 @@ export function chatView(main) {
 function pane(conversation, keep) {
   const controls = settings();
   const system = el("input", { type: "text", value: conversation.system, placeholder: "the template's own" });
+  const schema = el("textarea", { rows: 1, spellcheck: "false", placeholder: "none: the answer is free text" });
   const log = el("div", { class: "log", role: "log", "aria-label": "Conversation", tabindex: "0" });
   const figures = el("p", { class: "figures" });
   const element = el("section", { class: "pane", "aria-label": "Conversation with a model" },
-    el("details", { open: !matchMedia("(max-width: 700px)").matches }, el("summary", {}, "Model and settings"), controls.element, field("System prompt", system)),
+    el("details", { open: !matchMedia("(max-width: 700px)").matches }, el("summary", {}, "Model and settings"), controls.element, field("System prompt", system), field("JSON schema of the answer", schema)),
     log, figures);
   let abort = null;
   system.addEventListener("change", () => { conversation.system = system.value; keep(conversation); });
@@ -70,7 +71,8 @@ function pane(conversation, keep) {
   const body = () => {
     const messages = conversation.messages.map(({ role, content }) => ({ role, content }));
     if (conversation.system) messages.unshift({ role: "system", content: conversation.system });
-    return { ...controls.values(), messages, stream: true, stream_options: { include_usage: true } };
+    const format = schema.value.trim();
+    return { ...controls.values(), ...(format && { response_format: responseFormat(format) }), messages, stream: true, stream_options: { include_usage: true } };
   };
   const show = () => {
     log.replaceChildren(...conversation.messages.map((message, index) => bubble(message, () => edit(index))));
@@ -92,7 +94,11 @@ function pane(conversation, keep) {
     answer();
   };
   async function answer() {
-    const request = body();
+    let request;
+    try { request = body(); } catch (error) {
+      log.append(el("p", { class: "error", role: "alert" }, `The JSON schema is not valid JSON: ${error.message}`));
+      return;
+    }
     const message = { role: "assistant", content: "" };
     conversation.messages.push(message);
     figures.replaceChildren();
@@ -155,6 +161,14 @@ function pane(conversation, keep) {
   };
 }
 
+function nextRequest(pane_, write) {
+  try { return write(pane_.body()); } catch (error) { return `The JSON schema is not valid JSON: ${error.message}`; }
+}
+
+function responseFormat(text) {
+  return { type: "json_schema", json_schema: { name: "answer", strict: true, schema: JSON.parse(text) } };
+}
+
 function bubble({ role, content }, edit) {
   return el("article", { class: `message ${role}` },
     el("div", { class: "who" }, role === "user" ? "You" : "Model",
@@ -167,11 +181,21 @@ function asCurl(body) {
   return `curl -N ${url("v1/chat/completions")} \\\n  -H 'Content-Type: application/json' \\\n  -d '${quoted}'`;
 }
 
+// A JSON value in Python's spelling.
+function literal(value) {
+  if (value === true) return "True";
+  if (value === false) return "False";
+  if (value === null) return "None";
+  if (Array.isArray(value)) return `[${value.map(literal).join(", ")}]`;
+  if (typeof value !== "object") return JSON.stringify(value);
+  return `{${Object.entries(value).map(([name, each]) => `${JSON.stringify(name)}: ${literal(each)}`).join(", ")}}`;
+}
+
 function asPython(body) {
   const { messages, stream, stream_options, ...rest } = body;
-  const options = Object.entries(rest).map(([name, value]) => `    ${name}=${JSON.stringify(value)},\n`).join("");
+  const options = Object.entries(rest).map(([name, value]) => `    ${name}=${literal(value)},\n`).join("");
   return "from openai import OpenAI\n\n" +
     `client = OpenAI(base_url=${JSON.stringify(String(url("v1")))}, api_key="none")\n` +
-    `stream = client.chat.completions.create(\n${options}    messages=${JSON.stringify(messages)},\n    stream=True,\n)\n` +
+    `stream = client.chat.completions.create(\n${options}    messages=${literal(messages)},\n    stream=True,\n)\n` +
     "for chunk in stream:\n    if chunk.choices:\n        print(chunk.choices[0].delta.content or \"\", end=\"\", flush=True)\n";
 }

@@ -1,0 +1,1 @@
+"""Grammars of structured outputs: their specification, compilation by llguidance, and checks."""

@@ -1,0 +1,104 @@
+"""From the specification of a structured output to llguidance's form of its grammar."""
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from llguidance import LLMatcher, StructTag
+from llguidance.gbnf_to_lark import any_to_lark
+
+from rayinfer.errors import InvalidParameter, shown
+from rayinfer.grammars.spec import StructuredOutputsParams
+
+# One space, or a new line and its indentation: without a bound, a small model may never leave white space.
+_BOUNDED_WHITESPACE = r"\x20|\r?\n[\x20\x09]{0,20}"
+_OBJECT = '{"type":"object"}'
+
+
+def grammar_text(spec: StructuredOutputsParams, special_tokens: Collection[str] = ()) -> str:
+    """Return the grammar; raises InvalidParameter for what it cannot express.
+
+    `special_tokens` are texts that a model has single tokens for, which no other tokens spell.
+    """
+    if spec.json is not None or spec.json_object:
+        options = _json_options(is_compact=spec.disable_any_whitespace)
+        return LLMatcher.grammar_from_json_schema(_OBJECT if spec.json is None else spec.json, overrides=options)
+    if spec.regex is not None:
+        return LLMatcher.grammar_from_regex(spec.regex)
+    if spec.choice is not None:
+        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in spec.choice)
+        return LLMatcher.grammar_from_lark(f"start: {texts}")
+    if spec.grammar is not None:
+        return LLMatcher.grammar_from_lark(_as_lark(spec.grammar))
+    assert isinstance(spec.structural_tag, str)
+    return _tagged_text(json.loads(spec.structural_tag), special_tokens, is_compact=spec.disable_any_whitespace)
+
+
+def _json_options(*, is_compact: bool) -> Any:
+    options: dict[str, Any] = {"lenient": False, "coerce_one_of": False, "whitespace_flexible": not is_compact}
+    return options if is_compact else {**options, "whitespace_pattern": _BOUNDED_WHITESPACE}
+
+
+def _as_lark(grammar: str) -> str:
+    try:
+        return any_to_lark(grammar)
+    except Exception as error:  # the converter's errors have no class of their own
+        raise InvalidParameter(f"structured_outputs.grammar: {error}", "structured_outputs") from None
+
+
+def _tagged_text(tag: Mapping[str, Any], special_tokens: Collection[str], *, is_compact: bool) -> str:
+    tags = []
+    for part in _parts(tag):
+        schema = {**part["schema"], "x-guidance": _json_options(is_compact=is_compact)}
+        tags.append(StructTag(trigger=part["trigger"], begin=part["begin"], grammar=schema, end=part["end"]))
+    is_special = {each.trigger in special_tokens for each in tags}
+    if len(is_special) > 1:
+        raise _invalid("triggers must all be special tokens, or none")
+    return StructTag.to_grammar(tags, assume_special=is_special == {True})
+
+
+def _parts(tag: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Read both forms that vLLM takes: structures with triggers, and a format of triggered tags."""
+    if isinstance(tag.get("format"), dict):
+        form = tag["format"]
+        if form.get("type") != "triggered_tags":
+            raise _invalid(f"format.type must be triggered_tags, got {shown(form.get('type'))}")
+        for option in ("at_least_one", "stop_after_first", "excludes"):
+            if form.get(option):
+                raise _invalid(f"format.{option} is not supported")
+        structures, triggers = [_structure(each) for each in _objects(form, "tags")], form.get("triggers")
+    else:
+        structures, triggers = _objects(tag, "structures"), tag.get("triggers")
+    if not isinstance(triggers, list) or not all(isinstance(each, str) and each for each in triggers):
+        raise _invalid("triggers must be a list of non-empty texts")
+    return [_part(structure, triggers) for structure in structures]
+
+
+def _structure(tag: Mapping[str, Any]) -> dict[str, Any]:
+    content = tag.get("content")
+    if not isinstance(content, dict) or content.get("type") != "json_schema":
+        raise _invalid("the content of a tag must be of type json_schema")
+    return {"begin": tag.get("begin"), "schema": content.get("json_schema"), "end": tag.get("end")}
+
+
+def _part(structure: Mapping[str, Any], triggers: list[str]) -> dict[str, Any]:
+    begin, schema, end = (structure.get(name) for name in ("begin", "schema", "end"))
+    if not isinstance(begin, str) or not begin or not isinstance(end, str) or not isinstance(schema, dict):
+        raise _invalid("each structure needs the texts begin and end, and a schema")
+    if "x-guidance" in schema:
+        raise _invalid("a schema must not have the keyword x-guidance")
+    trigger = next((each for each in triggers if begin.startswith(each)), None)
+    if trigger is None:
+        raise _invalid(f"no trigger begins {shown(begin)}")
+    return {"begin": begin, "schema": schema, "end": end, "trigger": trigger}
+
+
+def _objects(owner: Mapping[str, Any], field: str) -> list[dict[str, Any]]:
+    items = owner.get(field)
+    if not isinstance(items, list) or not items or not all(isinstance(item, dict) for item in items):
+        raise _invalid(f"{field} must be a non-empty list of objects")
+    return items
+
+
+def _invalid(problem: str) -> InvalidParameter:
+    return InvalidParameter(f"structured_outputs.structural_tag: {problem}", "structured_outputs")

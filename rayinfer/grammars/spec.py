@@ -1,0 +1,111 @@
+"""Specification of the form of a structured output, validated when built."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rayinfer.errors import InvalidParameter, shown
+
+MAX_GRAMMAR_CHARS = 2**16
+MAX_CHOICE_ITEMS = 4096
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_NAME = "structured_outputs"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StructuredOutputsParams:
+    """Form of a structured output; exactly one of the kinds is given. The names are vLLM's.
+
+    Schemas and structural tags are kept as JSON texts, choices as a tuple; what was kept may be given again.
+    Raises InvalidParameter that names the field.
+    """
+
+    json: str | dict[str, Any] | None = None  # a JSON schema
+    regex: str | None = None
+    choice: Sequence[str] | None = None  # one of these texts
+    grammar: str | None = None  # in Lark's form or GBNF
+    json_object: bool | None = None  # any JSON object
+    structural_tag: str | dict[str, Any] | None = None  # text in which begin tags lead to constrained parts
+    disable_any_whitespace: bool = False  # JSON is compact
+
+    def __post_init__(self) -> None:
+        if self.json_object is not None and not isinstance(self.json_object, bool):
+            raise _invalid("json_object", f"must be true or false, got {shown(self.json_object)}")
+        if not isinstance(self.disable_any_whitespace, bool):
+            raise _invalid("disable_any_whitespace", f"must be true or false, got {shown(self.disable_any_whitespace)}")
+        given = [kind for kind in KINDS if getattr(self, kind) not in (None, False)]
+        if len(given) != 1:
+            names = ", ".join(given) or "none"
+            raise InvalidParameter(f"{_NAME} must have exactly one of {', '.join(KINDS)}, got {names}", _NAME)
+        for field in ("regex", "grammar"):
+            if getattr(self, field) is not None:
+                _check_text(field, getattr(self, field))
+        for field in ("json", "structural_tag"):
+            if getattr(self, field) is not None:
+                self._keep(field, _json_text(field, getattr(self, field)))
+        if self.choice is not None:
+            self._keep("choice", _choices(self.choice))
+
+    @classmethod
+    def of(cls, value: object) -> "StructuredOutputsParams":
+        """Read a mapping of the fields, as JSON has it; raises InvalidParameter for unknown ones."""
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping):
+            raise InvalidParameter(f"{_NAME} must be an object, got {shown(value)}", _NAME)
+        unknown = sorted(map(str, value.keys() - set(cls.__slots__)))
+        if unknown:
+            raise InvalidParameter(f"{_NAME}.{unknown[0]} is not supported", _NAME, "unsupported_parameter")
+        return cls(**value)
+
+    @property
+    def kind(self) -> str:
+        """The kind that is given."""
+        return next(kind for kind in KINDS if getattr(self, kind) not in (None, False))
+
+    def _keep(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+
+def _invalid(field: str, problem: str) -> InvalidParameter:
+    return InvalidParameter(f"{_NAME}.{field} {problem}", _NAME)
+
+
+def _check_text(field: str, text: object) -> None:
+    if not isinstance(text, str) or not text:
+        raise _invalid(field, f"must be a non-empty string, got {shown(text)}")
+    if len(text) > MAX_GRAMMAR_CHARS:
+        raise _invalid(field, f"must have at most {MAX_GRAMMAR_CHARS} characters, got {len(text)}")
+
+
+def _json_text(field: str, value: object) -> str:
+    try:
+        if isinstance(value, str):
+            _check_text(field, value)
+            parsed = json.loads(value)
+        else:
+            parsed, value = value, json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, InvalidParameter):
+            raise
+        problem = "is nested too deeply" if isinstance(error, RecursionError) else f"must be JSON: {error}"
+        raise _invalid(field, problem) from None
+    if not isinstance(parsed, dict):
+        raise _invalid(field, f"must be an object, got {shown(parsed)}")
+    if "x-guidance" in parsed:
+        raise _invalid(field, "must not have the keyword x-guidance")
+    _check_text(field, value)
+    return value
+
+
+def _choices(values: object) -> tuple[str, ...]:
+    if isinstance(values, str | bytes) or not isinstance(values, Sequence) or not values:
+        raise _invalid("choice", f"must be a non-empty list of texts, got {shown(values)}")
+    if len(values) > MAX_CHOICE_ITEMS:
+        raise _invalid("choice", f"must hold at most {MAX_CHOICE_ITEMS} texts, got {len(values)}")
+    for text in values:
+        _check_text("choice", text)
+    if sum(map(len, values)) > MAX_GRAMMAR_CHARS:
+        raise _invalid("choice", f"must have at most {MAX_GRAMMAR_CHARS} characters in all")
+    return tuple(dict.fromkeys(values))

@@ -1,0 +1,79 @@
+"""From Anthropic's bodies to requests of the chat core."""
+
+from typing import Any
+
+from rayinfer.errors import InvalidParameter, shown
+from rayinfer.sampling_params import SamplingParams
+from rayinfer.servers.anthropic.messages import conversation, openai_tool_choice, openai_tools
+from rayinfer.servers.anthropic.schemas import CountTokensBody, MessagesBody
+from rayinfer.servers.generation.chat import ChatRequest
+from rayinfer.servers.generation.chat_params import single_params
+from rayinfer.servers.generation.service import GenerationService
+from rayinfer.servers.served_model import ServedModel
+
+_GIVEN = ("temperature", "top_p", "top_k")
+
+
+def message_request(body: MessagesBody, model: ServedModel, service: GenerationService) -> ChatRequest:
+    """Make a body's conversation one for the chat core; raises RequestError."""
+    for field in ("container", "mcp_servers"):
+        if getattr(body, field):
+            raise InvalidParameter(f"{field} is not supported by this service.", field, "unsupported_parameter")
+    if not 1 <= body.max_tokens < 2**31:
+        raise InvalidParameter(f"max_tokens must be an integer from 1, got {shown(body.max_tokens)}", "max_tokens")
+    given = {**{field: getattr(body, field) for field in _GIVEN}, "stop": body.stop_sequences}
+    params = single_params(
+        model.generator.describe(),
+        service.limits,
+        given,
+        max_tokens=body.max_tokens,
+        names={"stop": "stop_sequences", "response_format": "output_config.format"},
+        response_format=_response_format(body),
+    )
+    service.check_grammar(model, params, "output_config.format")
+    return conversation_request(body, model, params)
+
+
+def conversation_request(body: CountTokensBody, model: ServedModel, params: SamplingParams) -> ChatRequest:
+    """Make a conversation one for the chat core; an assistant's last message is continued. Raises RequestError."""
+    messages = conversation(body.system, body.messages)
+    continues = body.messages[-1].role == "assistant"
+    choice = body.tool_choice
+    return ChatRequest(
+        model=model,
+        params=params,
+        messages=messages,
+        template_settings={
+            "continue_final_message": continues,
+            "add_generation_prompt": not continues,
+            **_reasoning_settings(body),
+        },
+        tools=openai_tools(body.tools),
+        tool_choice=openai_tool_choice(choice),
+        parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
+        length_field="max_tokens",
+    )
+
+
+def _response_format(body: CountTokensBody) -> dict[str, Any] | None:
+    form = None if body.output_config is None else body.output_config.format
+    if form is None:
+        return None
+    if form.get("type") != "json_schema" or not isinstance(form.get("schema"), dict):
+        raise InvalidParameter("output_config.format must be a json_schema with its schema", "output_config.format")
+    return {"type": "json_schema", "json_schema": {"name": "output", "schema": form["schema"], "strict": True}}
+
+
+def _reasoning_settings(body: CountTokensBody) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    if body.thinking is not None:
+        if body.thinking.budget_tokens is not None:
+            raise InvalidParameter(
+                "thinking.budget_tokens is not supported by this service; use the type adaptive.",
+                "thinking.budget_tokens",
+                "unsupported_parameter",
+            )
+        settings["enable_thinking"] = body.thinking.type != "disabled"
+    if body.output_config is not None and body.output_config.effort is not None:
+        settings["reasoning_effort"] = body.output_config.effort
+    return settings

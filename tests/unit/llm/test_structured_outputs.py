@@ -1,0 +1,142 @@
+import json
+import re
+
+import pytest
+
+from rayinfer import LLM, SamplingParams
+from rayinfer.errors import InvalidParameter
+from rayinfer.protocols import GenerationRequest
+
+SETTINGS = {"dtype": "float32", "num_kv_blocks": 64, "block_size": 8, "max_num_batched_tokens": 64}
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}, "n": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["ok", "n"],
+    "additionalProperties": False,
+}
+JSON = {"json": SCHEMA, "disable_any_whitespace": True}
+PATTERN = {"regex": "[a-f]{30}-[0-9]{20}"}
+
+
+def drawn(form, **settings):
+    return SamplingParams(**{"temperature": 1.2, "max_tokens": 80, "structured_outputs": form, **settings})
+
+
+@pytest.fixture(scope="module")
+def llm(folder):
+    with LLM(str(folder), **SETTINGS) as llm:
+        yield llm
+
+
+def texts(outputs):
+    return [choice.text for output in outputs for choice in output.outputs]
+
+
+def is_valid(text):
+    answer = json.loads(text)
+    return list(answer) == ["ok", "n"] and type(answer["ok"]) is bool and 0 <= answer["n"] <= 99
+
+
+def test_answers_of_several_choices_follow_their_own_grammars(llm):
+    forms = [JSON, PATTERN, {"choice": ["yes", "no"]}, None]
+    params = [drawn(form, n=3, seed=7) for form in forms]
+    outputs = llm.generate(["the quick brown fox"] * 4, params, use_tqdm=False)
+    assert all(map(is_valid, texts(outputs[:1])))
+    assert all(re.fullmatch(PATTERN["regex"], text) for text in texts(outputs[1:2]))
+    assert set(texts(outputs[2:3])) <= {"yes", "no"}
+    assert {choice.finish_reason for output in outputs[:3] for choice in output.outputs} == {"stop"}
+    assert not any(map(is_json, texts(outputs[3:])))
+
+
+def is_json(text):
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"logprobs": 3}, {"repetition_penalty": 1.3, "presence_penalty": 0.5}, {"logit_bias": {5: 50.0}}],
+)
+def test_other_settings_keep_answers_within_the_grammar(llm, temperature, settings):
+    params = drawn(JSON, temperature=temperature, seed=3, **settings)
+    (text,) = texts(llm.generate(["Once upon a time"], params, use_tqdm=False))
+    assert is_valid(text)
+
+
+def test_answers_that_are_cut_say_so(llm):
+    (output,) = llm.generate(["Once upon a time"], drawn(PATTERN, max_tokens=5), use_tqdm=False)
+    assert output.outputs[0].finish_reason == "length"
+    assert re.fullmatch("[a-f]{1,30}", output.outputs[0].text)
+
+
+def test_logprobs_stay_those_of_the_unmodified_logits(llm):
+    params = drawn(PATTERN, temperature=0.0, logprobs=0, max_tokens=1, seed=1)
+    free = SamplingParams(temperature=0.0, max_tokens=1, logprobs=5)
+    (bound,) = llm.generate(["Once upon a time"], params, use_tqdm=False)
+    token_id = bound.outputs[0].token_ids[0]
+    listed = SamplingParams(temperature=0.0, max_tokens=1, logprobs=5, logprob_token_ids=[token_id])
+    (unbound,) = llm.generate(["Once upon a time"], listed, use_tqdm=False)
+    ours, theirs = bound.outputs[0].logprobs[0], unbound.outputs[0].logprobs[0]
+    assert free.structured_outputs is None
+    assert ours[token_id].logprob == pytest.approx(theirs[token_id].logprob)
+
+
+def test_preempted_and_slept_answers_are_those_of_an_undisturbed_run(folder, llm):
+    prompts = [f"the quick brown fox {i}" for i in range(6)]
+    params = [drawn(PATTERN, seed=i) for i in range(6)]
+    expected = texts(llm.generate(prompts, params, use_tqdm=False))
+    with LLM(str(folder), **{**SETTINGS, "num_kv_blocks": 16}) as small:
+        ids = [small.add_request(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
+        answers, num_steps = {}, 0
+        while small.has_unfinished_requests():
+            answers |= {output.request_id: output.outputs[0].text for output in small.step()}
+            num_steps += 1
+            if num_steps in (10, 30):
+                small.sleep(2)
+                small.wake()
+        assert small.stats.num_preemptions_total > 2
+    assert [answers[name] for name in ids] == expected
+    assert all(re.fullmatch(PATTERN["regex"], text) for text in expected)
+
+
+@pytest.mark.parametrize("num_known", [1, 7, 40])
+def test_a_migrated_answer_goes_on_where_it_was(llm, num_known):
+    params = drawn(PATTERN, seed=11)
+    prompt = llm.tokenizer.encode("Once upon a time")
+    (whole,) = llm.generate([prompt], params, use_tqdm=False)
+    token_ids = whole.outputs[0].token_ids
+    known = token_ids[: min(num_known, len(token_ids) - 2)]
+    request = GenerationRequest(
+        request_id="moved/0", prompt_token_ids=prompt, output_token_ids=known, sampling_params=params
+    )
+    llm.engine.add_request(request)
+    rest = []
+    while llm.engine.has_unfinished_requests:
+        rest += [token for delta in llm.engine.step() for token in delta.token_ids]
+    assert [*known, *rest] == list(token_ids)
+
+
+def test_steps_ahead_give_the_same_answers(folder, llm):
+    prompts, params = ["the quick brown fox"] * 3, [drawn(form, seed=5) for form in (JSON, PATTERN, None)]
+    expected = texts(llm.generate(prompts, params, use_tqdm=False))
+    with LLM(str(folder), async_scheduling=True, **SETTINGS) as ahead:
+        assert texts(ahead.generate(prompts, params, use_tqdm=False)) == expected
+
+
+def test_a_grammar_that_does_not_compile_is_refused_at_once(llm):
+    with pytest.raises(InvalidParameter, match="uniqueItems"):
+        llm.generate(["a"], drawn({"json": {"type": "array", "uniqueItems": True}}), use_tqdm=False)
+    assert llm.stats.num_running == llm.stats.num_waiting == 0
+
+
+def test_a_limit_met_in_the_middle_ends_one_answer_only(llm):
+    costly = drawn(
+        {"regex": "(a{1,1000}){1,1000}b"}, max_tokens=120, seed=1, logit_bias={llm.tokenizer.encode("a")[-1]: 50.0}
+    )
+    outputs = llm.generate(["Once upon a time"] * 2, [costly, drawn(PATTERN, seed=2)], use_tqdm=False)
+    assert outputs[0].outputs[0].finish_reason in ("error", "length")
+    assert re.fullmatch(PATTERN["regex"], outputs[1].outputs[0].text)
