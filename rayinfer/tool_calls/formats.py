@@ -92,8 +92,7 @@ def _read_list(cursor: Cursor, calls: CallWriter) -> Reading[None]:
 def _drop(cursor: Cursor, calls: CallWriter) -> Reading[None]:
     """Leave out a special token that ends answers."""
     cursor.commit()
-    return
-    yield
+    yield from ()
 
 
 _HERMES = {"<tool_call>": partial(_read_tagged, end="</tool_call>")}

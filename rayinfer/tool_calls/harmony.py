@@ -17,7 +17,7 @@ def read_harmony(cursor: Cursor, calls: CallWriter) -> Reading[None]:
     """Read messages to the end of the text; without a header they are text."""
     beginning = yield from cursor.match(*_BEGINNINGS)
     while True:
-        sink = calls.add_text
+        sink: Callable[[str], None] = calls.add_text
         if beginning:
             try:
                 header = yield from cursor.read_until(_MESSAGE, limit=_MAX_HEADER_CHARS)

@@ -141,7 +141,7 @@ def _whole_call(text: str) -> tuple[str, str]:
         call = call["function"]
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         raise NotACall
-    arguments = next((call[key] for key in ARGUMENT_KEYS if key in call), {})
+    arguments: Any = next((call[key] for key in ARGUMENT_KEYS if key in call), {})
     if isinstance(arguments, str):
         arguments = loads(arguments or "{}")
     if arguments is not None and not isinstance(arguments, dict):
