@@ -6,16 +6,9 @@ from typing import Any
 
 from rayinfer.servers.error_formats import anthropic_error
 from rayinfer.servers.error_responses import error_body
-from rayinfer.servers.generation.chat import (
-    ChatDelta,
-    FastEncoding,
-    PreparedChat,
-    ReasoningDelta,
-    SingleAnswer,
-    TextDelta,
-    ToolCallDelta,
-)
+from rayinfer.servers.generation.chat import FastEncoding, PreparedChat, SingleAnswer
 from rayinfer.servers.generation.prompt_outputs import PromptOutput
+from rayinfer.tool_calls.deltas import ChatDelta, ReasoningDelta, TextDelta, ToolCallDelta
 
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'

@@ -30,35 +30,9 @@ from rayinfer.servers.generation.service import PreparedGeneration
 from rayinfer.servers.served_model import ServedModel
 from rayinfer.tokenization.chat_template import ChatTemplate
 from rayinfer.tokenization.truncation import Truncation
+from rayinfer.tool_calls.deltas import ChatDelta, ReasoningDelta, TextDelta, ToolCallDelta
 
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
-
-
-@dataclass(frozen=True, slots=True)
-class TextDelta:
-    """More text of an answer."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningDelta:
-    """More text of the reasoning before an answer."""
-
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ToolCallDelta:
-    """The beginning of a tool call, which has its id and name, or more of its arguments."""
-
-    index: int  # of the call in its answer
-    id: str | None = None
-    name: str | None = None
-    arguments: str = ""  # JSON, in pieces
-
-
-ChatDelta = TextDelta | ReasoningDelta | ToolCallDelta
 
 
 @dataclass(slots=True)

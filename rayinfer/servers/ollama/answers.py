@@ -7,16 +7,10 @@ from typing import Any
 
 from rayinfer.servers.error_formats import ollama_error
 from rayinfer.servers.error_responses import error_body
-from rayinfer.servers.generation.chat import (
-    ChatDelta,
-    FastEncoding,
-    PreparedChat,
-    ReasoningDelta,
-    SingleAnswer,
-    TextDelta,
-)
+from rayinfer.servers.generation.chat import FastEncoding, PreparedChat, SingleAnswer
 from rayinfer.servers.generation.prompt_outputs import PromptOutput
 from rayinfer.servers.generation.timestamps import timestamp
+from rayinfer.tool_calls.deltas import ChatDelta, ReasoningDelta, TextDelta
 
 NDJSON = "application/x-ndjson"
 

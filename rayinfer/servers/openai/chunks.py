@@ -9,11 +9,11 @@ from typing import Any
 from rayinfer.errors import RequestFailed
 from rayinfer.outputs import CompletionOutput
 from rayinfer.servers.error_responses import error_body
-from rayinfer.servers.generation.chat import ChatDelta, ReasoningDelta, TextDelta, ToolCallDelta
 from rayinfer.servers.generation.prompt_outputs import PromptOutput, check_ended_well
 from rayinfer.servers.generation.server_sent_events import DONE, event
 from rayinfer.servers.openai.logprobs_formatter import CompletionLogprobs, PositionLogprobs
 from rayinfer.servers.openai.response_settings import SERVICE_TIER, ResponseSettings, UsageCounter
+from rayinfer.tool_calls.deltas import ChatDelta, ReasoningDelta, TextDelta, ToolCallDelta
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

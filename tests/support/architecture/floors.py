@@ -18,6 +18,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "rayinfer.attention",
         "rayinfer.tokenization",
+        "rayinfer.tool_calls",
         "rayinfer.config",
         "rayinfer.error_kinds",
         "rayinfer.grammars",
@@ -94,6 +95,7 @@ TORCH_FREE_ROOMS = (
     "rayinfer.prediction_cache",
     "rayinfer.transport",
     "rayinfer.tokenization",
+    "rayinfer.tool_calls",
     "rayinfer.traces",
     "rayinfer.client",
     "rayinfer.access",

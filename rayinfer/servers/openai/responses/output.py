@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rayinfer.servers.generation.chat import ChatDelta, ReasoningDelta, TextDelta, ToolCallDelta
+from rayinfer.tool_calls.deltas import ChatDelta, ReasoningDelta, TextDelta, ToolCallDelta
 
 Event = dict[str, Any]  # without its sequence number
 

@@ -5,19 +5,12 @@ import pytest
 from rayinfer.errors import InvalidParameter, RequestFailed
 from rayinfer.outputs import CompletionOutput, RequestOutput
 from rayinfer.sampling_params import SamplingParams
-from rayinfer.servers.generation.chat import (
-    ChatAnswer,
-    ChatRequest,
-    ReasoningDelta,
-    SingleAnswer,
-    TextDelta,
-    ToolCallDelta,
-    prepare_chat,
-)
+from rayinfer.servers.generation.chat import ChatAnswer, ChatRequest, SingleAnswer, prepare_chat
 from rayinfer.servers.generation.prompt_outputs import PromptOutput
 from rayinfer.servers.openai.chunks import CHAT, ChunkWriter
 from rayinfer.servers.openai.response_aggregate import ResponseAggregate
 from rayinfer.servers.openai.response_settings import ResponseSettings
+from rayinfer.tool_calls.deltas import ReasoningDelta, TextDelta, ToolCallDelta
 
 
 class MarkedParser:
