@@ -16,7 +16,7 @@ class FakeServer:
         self.keys = []
 
     async def stream_infer(self, requests, context):
-        number = len(self.requests)
+        number = len(self.keys)  # calls run side by side: their requests may not have come yet
         self.keys.append(dict(context.invocation_metadata()).get("authorization"))
         async for request in requests:
             self.requests.append(request)
