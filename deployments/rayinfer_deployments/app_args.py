@@ -17,6 +17,7 @@ from rayinfer.routing.limits import RouterLimits
 from rayinfer.servers.kserve.example_models import EXAMPLE_NAMES
 from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, MAX_BODY_BYTES
 from rayinfer.servers.request_limits import RequestLimits
+from rayinfer.tool_calls.formats import ToolFormatName
 from rayinfer.traces.generation_span import checked_endpoint
 from rayinfer_deployments.router.access_settings import AccessSettings
 from rayinfer_deployments.router.batch_owner_actor import BatchSettings
@@ -35,6 +36,9 @@ class ModelArgs(EngineConfig):
     tokenizer: str = Field(
         "",
         description="where routers read the tokenizer and the chat template, as `model` is written (default: `model`)",
+    )
+    tool_format: ToolFormatName | None = Field(
+        None, description="format of the model's tool calls; default: what its chat template shows"
     )
     num_replicas: int = Field(1, ge=1, le=1024, description="engines that serve the model")
     autoscaling: AutoscalingSettings | None = Field(

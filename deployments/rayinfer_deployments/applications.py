@@ -53,6 +53,7 @@ def build_app_over(make_engines: MakeEngines, args: LLMAppArgs) -> Application:
             source=model.tokenizer_source,
             engines=make_engines(index, model, num_processes),
             scaling=_router_scaling(model),
+            tool_format=model.tool_format,
         )
         for index, model in enumerate(args.models)
     ]

@@ -1,6 +1,7 @@
 """From the specification of a structured output to llguidance's form of its grammar."""
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -20,8 +21,40 @@ def grammar_text(spec: StructuredOutputsParams, special_tokens: Collection[str] 
 
     `special_tokens` are texts that a model has single tokens for, which no other tokens spell.
     """
+    answer = _answer_text(spec, special_tokens)
+    if spec.reasoning_tags is None:
+        return answer
+    begin, end = spec.reasoning_tags
+    grammar = json.loads(answer)["grammars"][0] if answer.startswith("{") else {"lark_grammar": answer}
+    lark = _reasoning_text(begin, end, special_tokens, begins_inside=spec.begins_in_reasoning)
+    return json.dumps({"grammars": [{"lark_grammar": lark}, {**grammar, "name": "answer"}]})
+
+
+def _reasoning_text(begin: str, end: str, special_tokens: Collection[str], *, begins_inside: bool) -> str:
+    """Return the grammar of an answer behind reasoning, which may be left out unless it has begun."""
+    is_token = lark_literal(end, special_tokens) == end
+    text = f"TEXT? {end}\nTEXT: /(?s:.+)/" if is_token else f"text\ntext[suffix={json.dumps(end)}]: /(?s:.*)/"
+    opening = "" if begins_inside else lark_literal(begin, special_tokens)
+    presence = "" if begins_inside else "?"
+    return f"start: reasoning{presence} SPACE? @answer\nreasoning: {opening} {text}\nSPACE: /[ \\n]{{1,4}}/"
+
+
+def lark_literal(text: str, special_tokens: Collection[str]) -> str:
+    """Write text in Lark, special tokens in it by their names; nothing for none."""
+    names = sorted((token for token in special_tokens if _is_nameable(token)), key=len, reverse=True)
+    if not any(name in text for name in names):
+        return json.dumps(text, ensure_ascii=False) if text else ""
+    parts: list[str] = re.split("(" + "|".join(map(re.escape, names)) + ")", text)
+    return " ".join(part if part in names else json.dumps(part, ensure_ascii=False) for part in parts if part)
+
+
+def _is_nameable(token: str) -> bool:
+    return re.fullmatch(r"<[^<>\s\[\]]+>", token) is not None
+
+
+def _answer_text(spec: StructuredOutputsParams, special_tokens: Collection[str]) -> str:
     if spec.json is not None or spec.json_object:
-        options = _json_options(is_compact=spec.disable_any_whitespace)
+        options = json_options(is_compact=spec.disable_any_whitespace)
         return LLMatcher.grammar_from_json_schema(_OBJECT if spec.json is None else spec.json, overrides=options)
     if spec.regex is not None:
         return LLMatcher.grammar_from_regex(spec.regex)
@@ -34,7 +67,8 @@ def grammar_text(spec: StructuredOutputsParams, special_tokens: Collection[str] 
     return _tagged_text(json.loads(spec.structural_tag), special_tokens, is_compact=spec.disable_any_whitespace)
 
 
-def _json_options(*, is_compact: bool) -> Any:
+def json_options(*, is_compact: bool) -> Any:
+    """Return llguidance's options for a JSON schema."""
     options: dict[str, Any] = {"lenient": False, "coerce_one_of": False, "whitespace_flexible": not is_compact}
     return options if is_compact else {**options, "whitespace_pattern": _BOUNDED_WHITESPACE}
 
@@ -49,7 +83,7 @@ def _as_lark(grammar: str) -> str:
 def _tagged_text(tag: Mapping[str, Any], special_tokens: Collection[str], *, is_compact: bool) -> str:
     tags = []
     for part in _parts(tag):
-        schema = {**part["schema"], "x-guidance": _json_options(is_compact=is_compact)}
+        schema = {**part["schema"], "x-guidance": json_options(is_compact=is_compact)}
         tags.append(StructTag(trigger=part["trigger"], begin=part["begin"], grammar=schema, end=part["end"]))
     is_special = {each.trigger in special_tokens for each in tags}
     if len(is_special) > 1:

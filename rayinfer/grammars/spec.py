@@ -28,12 +28,18 @@ class StructuredOutputsParams:
     json_object: bool | None = None  # any JSON object
     structural_tag: str | dict[str, Any] | None = None  # text in which begin tags lead to constrained parts
     disable_any_whitespace: bool = False  # JSON is compact
+    reasoning_tags: Sequence[str] | None = None  # begin and end of text that may precede the output
+    begins_in_reasoning: bool = False  # the prompt ends within such text
 
     def __post_init__(self) -> None:
         if self.json_object is not None and not isinstance(self.json_object, bool):
             raise _invalid("json_object", f"must be true or false, got {shown(self.json_object)}")
         if not isinstance(self.disable_any_whitespace, bool):
             raise _invalid("disable_any_whitespace", f"must be true or false, got {shown(self.disable_any_whitespace)}")
+        if not isinstance(self.begins_in_reasoning, bool):
+            raise _invalid("begins_in_reasoning", f"must be true or false, got {shown(self.begins_in_reasoning)}")
+        if self.reasoning_tags is not None:
+            self._keep("reasoning_tags", _tags(self.reasoning_tags))
         given = [kind for kind in KINDS if getattr(self, kind) not in (None, False)]
         if len(given) != 1:
             names = ", ".join(given) or "none"
@@ -70,6 +76,15 @@ class StructuredOutputsParams:
 
 def _invalid(field: str, problem: str) -> InvalidParameter:
     return InvalidParameter(f"{_NAME}.{field} {problem}", _NAME)
+
+
+def _tags(values: object) -> tuple[str, str]:
+    if isinstance(values, str | bytes) or not isinstance(values, Sequence) or len(values) != 2:
+        raise _invalid("reasoning_tags", f"must be two texts, got {shown(values)}")
+    begin, end = values
+    _check_text("reasoning_tags", begin)
+    _check_text("reasoning_tags", end)
+    return begin, end
 
 
 def _check_text(field: str, text: object) -> None:

@@ -66,6 +66,7 @@ class ServedModel:
     chat_template: ChatTemplate
     created: int  # seconds since 1970
     engines: EngineControl | None = None  # where they can be controlled
+    tool_format: str | None = None  # of its tool calls; None for what its chat template shows
 
     @property
     def tasks(self) -> tuple[Task, ...] | None:

@@ -70,6 +70,10 @@ class ChatTemplate:
         """The template of conversations without tools, as it is written; None for a model that has none."""
         return self._templates.get("default")
 
+    def text_for(self, *, has_tools: bool) -> str | None:
+        """Return the template of conversations with tools, or without them; None for a model that has none."""
+        return self._templates.get("tool_use", self.text) if has_tools else self.text
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -1,5 +1,6 @@
 """Text to token ids and back, over the `tokenizers` library alone."""
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -102,7 +103,7 @@ class Tokenizer:
         mine, others = (self._special_tokens, self._marian), (other._special_tokens, other._marian)
         return mine == others and self._backend.to_str() == other._backend.to_str()
 
-    @property
+    @functools.cached_property
     def special_texts(self) -> tuple[str, ...]:
         """The texts of its special tokens."""
         added = self._backend.get_added_tokens_decoder()

@@ -33,12 +33,14 @@ class AnswerParser:
         tags: ReasoningTags | None = None,
         *,
         begins_in_reasoning: bool = False,
+        max_calls: int | None = None,
     ) -> None:
         self._format = tool_format
         self._tags = tags
         self._begins_in_reasoning = begins_in_reasoning
         self._cursor = Cursor()
-        self._calls = CallWriter(tools or {}, has_short_ids=tool_format is not None and tool_format.has_short_ids)
+        has_short_ids = tool_format is not None and tool_format.has_short_ids
+        self._calls = CallWriter(tools or {}, has_short_ids=has_short_ids, max_calls=max_calls)
         self._reading = self._read()
         self._num_uncounted = 0
         self._was_reasoning = begins_in_reasoning

@@ -1,8 +1,9 @@
 """The formats in which models write tool calls."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Literal
 
 from rayinfer.tool_calls.call_writer import CallWriter
 from rayinfer.tool_calls.cursor import Cursor, NotACall, Reading
@@ -15,7 +16,32 @@ from rayinfer.tool_calls.other_calls import (
     read_xml_call,
 )
 
+ToolFormatName = Literal[
+    "hermes",
+    "qwen3_coder",
+    "llama3_json",
+    "pythonic",
+    "mistral",
+    "gemma",
+    "phi4_mini",
+    "granite",
+    "deepseek",
+    "harmony",
+    "generic",
+]
 CallReader = Callable[[Cursor, CallWriter], Reading[None]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallSyntax:
+    """Texts around the names and the JSON arguments of calls, as a grammar writes them."""
+
+    begin: str
+    middle: str
+    end: str
+    separator: str = "\n"
+    opening: str = ""  # before the first call
+    closing: str = ""  # behind the last one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +56,11 @@ class ToolFormat:
     takes_argument_text: bool = False  # the template wants arguments as JSON text, not as objects
     is_harmony: bool = False
     is_prompted: bool = False  # tools are described in a system prompt of ours
+    syntax: CallSyntax | None = None  # None where arguments are not JSON, or grammars cannot name the markers
+
+    def without_tokens(self, tokens: Iterable[str]) -> "ToolFormat":
+        """Return the format that leaves out other special tokens, which texts with special tokens have at their end."""
+        return replace(self, openers={**dict.fromkeys(tokens, _drop), **self.openers})
 
 
 def _read_tagged(cursor: Cursor, calls: CallWriter, end: str) -> Reading[None]:
@@ -97,18 +128,33 @@ def _drop(cursor: Cursor, calls: CallWriter) -> Reading[None]:
 
 _HERMES = {"<tool_call>": partial(_read_tagged, end="</tool_call>")}
 _ANGLE = {"<|tool_call|>": partial(_read_tagged, end="<|/tool_call|>")}
+_TAGGED = CallSyntax(begin='<tool_call>\n{"name": "', middle='", "arguments": ', end="}\n</tool_call>")
+_LISTED = CallSyntax(
+    opening="<|tool_call|>[", begin='{"name": "', middle='", "arguments": ', end="}", separator=", ", closing="]"
+)
+_CHANNELS = CallSyntax(
+    begin="<|channel|>commentary to=functions.",
+    middle=" <|constrain|>json<|message|>",
+    end="",
+    separator="<|call|><|start|>assistant",
+)
 _LLAMA_ENDS = {"<|eom_id|>": _drop, "<|eot_id|>": _drop, "<|eot|>": _drop, "<|eom|>": _drop}
 
 FORMATS: Mapping[str, ToolFormat] = {
     each.name: each
     for each in (
-        ToolFormat(name="hermes", openers=_HERMES),
-        ToolFormat(name="qwen3_coder", openers={"<tool_call>": _read_tagged_xml, "<function=": _read_xml}),
+        ToolFormat(name="hermes", openers=_HERMES, syntax=_TAGGED),
+        ToolFormat(
+            name="qwen3_coder",
+            openers={"<tool_call>": _read_tagged_xml, "<function=": _read_xml},
+            syntax=_TAGGED,
+        ),
         ToolFormat(
             name="llama3_json",
             openers={"<|python_tag|>": _read_objects, **_LLAMA_ENDS},
             bare=_read_bare,
             has_special_markers=True,
+            syntax=CallSyntax(begin='{"name": "', middle='", "parameters": ', end="}", separator="; "),
         ),
         ToolFormat(
             name="pythonic",
@@ -141,15 +187,31 @@ FORMATS: Mapping[str, ToolFormat] = {
             name="phi4_mini",
             openers={"functools": _read_list, **_ANGLE, "<|end|>": _drop, "<|endoftext|>": _drop},
             has_special_markers=True,
+            syntax=replace(_LISTED, closing="]<|/tool_call|>"),
         ),
-        ToolFormat(name="granite", openers={**_ANGLE, **_HERMES, "<|end_of_text|>": _drop}, has_special_markers=True),
+        ToolFormat(
+            name="granite",
+            openers={**_ANGLE, **_HERMES, "<|end_of_text|>": _drop},
+            has_special_markers=True,
+            syntax=_LISTED,
+        ),
         ToolFormat(
             name="deepseek",
             openers={"<｜tool▁calls▁begin｜>": read_deepseek_calls, "<｜end▁of▁sentence｜>": _drop},
             has_special_markers=True,
             takes_argument_text=True,
+            syntax=CallSyntax(
+                opening="<｜tool▁calls▁begin｜>",
+                begin="<｜tool▁call▁begin｜>",
+                middle="<｜tool▁sep｜>",
+                end="<｜tool▁call▁end｜>",
+                separator="",
+                closing="<｜tool▁calls▁end｜>",
+            ),
         ),
-        ToolFormat(name="harmony", is_harmony=True, has_special_markers=True, takes_argument_text=True),
-        ToolFormat(name="generic", openers=_HERMES, bare=_read_bare, is_prompted=True),
+        ToolFormat(
+            name="harmony", is_harmony=True, has_special_markers=True, takes_argument_text=True, syntax=_CHANNELS
+        ),
+        ToolFormat(name="generic", openers=_HERMES, bare=_read_bare, is_prompted=True, syntax=_TAGGED),
     )
 }

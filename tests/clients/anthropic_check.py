@@ -9,6 +9,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 from checks import run_checks
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+TOOL = {
+    "name": "get_weather",
+    "description": "Get the weather in a city",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 40}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+        "required": ["city", "unit"],
+        "additionalProperties": False,
+    },
+}
+ASK = [{"role": "user", "content": "What is the weather in Paris in celsius?"}]
 
 
 def client(url: str) -> anthropic.Anthropic:
@@ -90,6 +101,29 @@ def check_errors_are_typed(url: str, model: str) -> None:
             assert error.request_id
         else:
             raise AssertionError(f"{settings} was accepted")
+
+
+def check_tools_and_their_results(url: str, model: str) -> None:
+    messages = client(url).messages
+    settings = {"model": model, "max_tokens": 300, "tools": [TOOL], "extra_body": {"temperature": 0}}
+    for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "get_weather"}):
+        asked = messages.create(messages=ASK, tool_choice=choice, **settings)
+        (block,) = asked.content
+        assert (asked.stop_reason, block.type, block.name) == ("tool_use", "tool_use", "get_weather")
+        assert block.input["city"]
+        with messages.stream(messages=ASK, tool_choice=choice, **settings) as stream:
+            streamed = stream.get_final_message()
+        assert streamed.content[0].input == block.input
+    result = {"type": "tool_result", "tool_use_id": block.id, "content": '{"temperature": 31}'}
+    history = [*ASK, {"role": "assistant", "content": asked.content}, {"role": "user", "content": [result]}]
+    answer = messages.create(messages=history, tool_choice={"type": "none"}, **settings)
+    assert "31" in answer.content[0].text
+
+
+def check_tools_count_as_tokens(url: str, model: str) -> None:
+    count = client(url).messages.count_tokens
+    without = count(model=model, messages=ASK).input_tokens
+    assert count(model=model, messages=ASK, tools=[TOOL]).input_tokens > without + 50
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ from pathlib import Path
 
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
+from pydantic import BaseModel, Field
 
 sys.path.insert(0, str(Path(__file__).parent))
 from checks import run_checks
@@ -13,10 +15,22 @@ from checks import run_checks
 QUESTION = [SystemMessage("You are a helpful assistant."), HumanMessage("What is the capital of France?")]
 
 
+@tool
+def get_weather(city: str) -> str:
+    """Get the weather in a city."""
+    return f"31 degrees in {city}"
+
+
+class City(BaseModel):
+    """A city."""
+
+    name: str = Field(max_length=40)
+    population: int = Field(ge=0, le=99)
+
+
 def chat(url: str, model: str, **settings: object) -> ChatOpenAI:
-    return ChatOpenAI(
-        model=model, base_url=f"{url}/v1", api_key="none", max_tokens=24, temperature=0, max_retries=0, **settings
-    )
+    known = {"max_tokens": 24, "temperature": 0, "max_retries": 0} | settings
+    return ChatOpenAI(model=model, base_url=f"{url}/v1", api_key="none", **known)
 
 
 def check_a_chat(url: str, model: str) -> None:
@@ -79,6 +93,26 @@ def check_a_context_overflow_is_typed(url: str, model: str) -> None:
     except ContextOverflowError:
         return
     raise AssertionError("an endless prompt was accepted")
+
+
+def check_bound_tools(url: str, model: str) -> None:
+    bound = chat(url, model, max_tokens=200).bind_tools([get_weather], tool_choice="any", strict=True)
+    answer = bound.invoke([HumanMessage("What is the weather in Paris?")])
+    assert answer.tool_calls
+    assert {call["name"] for call in answer.tool_calls} == {"get_weather"}
+    assert get_weather.invoke(answer.tool_calls[0]).content.startswith("31")
+    chunks = list(bound.stream([HumanMessage("What is the weather in Paris?")]))
+    whole = chunks[0]
+    for chunk in chunks[1:]:
+        whole = whole + chunk
+    assert [call["args"] for call in whole.tool_calls] == [call["args"] for call in answer.tool_calls]
+
+
+def check_structured_outputs(url: str, model: str) -> None:
+    question = [HumanMessage("What is the capital of France? Give its name and its population in millions.")]
+    for method in ("function_calling", "json_schema"):
+        reader = chat(url, model, max_tokens=200).with_structured_output(City, method=method)
+        assert isinstance(reader.invoke(question), City), method
 
 
 if __name__ == "__main__":

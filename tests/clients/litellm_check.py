@@ -1,5 +1,6 @@
 """Checks of LiteLLM, as a client of OpenAI-compatible services and as one of vLLM's."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -11,6 +12,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 from checks import run_checks
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+WEATHER = {
+    "name": "get_weather",
+    "description": "Get the weather in a city",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 40}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
 
 
 def settings(url: str) -> dict[str, object]:
@@ -83,6 +95,22 @@ def check_errors_are_typed(url: str, model: str) -> None:
         except expected:
             continue
         raise AssertionError(f"no {expected.__name__}")
+
+
+def check_required_calls(url: str, model: str) -> None:
+    tools = [{"type": "function", "function": WEATHER}]
+    ask = [{"role": "user", "content": "What is the weather in Paris?"}]
+    for provider in ("openai", "hosted_vllm"):
+        answer = litellm.completion(
+            model=f"{provider}/{model}",
+            messages=ask,
+            tools=tools,
+            tool_choice="required",
+            **(settings(url) | {"max_tokens": 200}),
+        )
+        (choice,) = answer.choices
+        assert choice.finish_reason == "tool_calls"
+        assert json.loads(choice.message.tool_calls[0].function.arguments)["city"]
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from checks import run_checks
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 OPTIONS = {"temperature": 0, "num_predict": 24}
 
+ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
+
 
 def check_lists_of_models(url: str, model: str) -> None:
     client = ollama.Client(host=url)
@@ -74,6 +76,29 @@ def check_errors_are_typed(url: str, model: str) -> None:
             assert error.error
         else:
             raise AssertionError(f"{status} was expected")
+
+
+def check_tools_and_their_results(url: str, model: str) -> None:
+    client = ollama.Client(host=url)
+
+    def get_weather(city: str) -> str:
+        """Get the weather in a city.
+
+        Args:
+            city: name of the city
+        """
+        return f"31 degrees in {city}"
+
+    asked = client.chat(model=model, messages=ASK, tools=[get_weather], options={"temperature": 0, "num_predict": 100})
+    assert asked.message.role == "assistant"
+    call = {"function": {"name": "get_weather", "arguments": {"city": "Paris"}}}
+    history = [
+        *ASK,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_name": "get_weather", "content": get_weather("Paris")},
+    ]
+    answer = client.chat(model=model, messages=history, options={"temperature": 0, "num_predict": 60})
+    assert "31" in answer.message.content
 
 
 if __name__ == "__main__":

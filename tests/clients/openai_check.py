@@ -1,16 +1,36 @@
 """Checks of the official OpenAI client for Python, with its strict validation of responses."""
 
 import asyncio
+import json
 import sys
 from pathlib import Path
+from typing import Annotated, Literal
 
 import openai
+import pydantic
 
 sys.path.insert(0, str(Path(__file__).parent))
 from checks import run_checks
 
 EMBEDDER = "all-minilm-l6-v2"
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+WEATHER = {
+    "name": "get_weather",
+    "description": "Get the weather in a city",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 40}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+        "required": ["city", "unit"],
+        "additionalProperties": False,
+    },
+}
+ASK = [{"role": "user", "content": "What is the weather in Paris in celsius?"}]
+TOOLS = [{"type": "function", "function": {**WEATHER, "strict": True}}]
+
+
+class Weather(pydantic.BaseModel):
+    city: Annotated[str, pydantic.Field(max_length=40)]
+    unit: Literal["celsius", "fahrenheit"]
 
 
 def client(url: str) -> openai.OpenAI:
@@ -167,6 +187,56 @@ def check_a_stream_that_is_left_frees_its_place(url: str, model: str) -> None:
     next(iter(stream))
     stream.close()
     check_chat(url, model)
+
+
+def check_required_and_named_calls(url: str, model: str) -> None:
+    for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
+        settings = {"model": model, "messages": ASK, "tools": TOOLS, "tool_choice": choice, "max_tokens": 300}
+        whole = client(url).chat.completions.create(**settings, temperature=0).choices[0]
+        assert whole.finish_reason == "tool_calls"
+        assert whole.message.content is None
+        for call in whole.message.tool_calls:
+            arguments = json.loads(call.function.arguments)
+            assert (call.function.name, set(arguments)) == ("get_weather", {"city", "unit"})
+        with client(url).chat.completions.stream(**settings, temperature=0) as stream:
+            kinds = {event.type for event in stream}
+            streamed = stream.get_final_completion().choices[0]
+        assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
+        assert [call.function.arguments for call in streamed.message.tool_calls] == [
+            call.function.arguments for call in whole.message.tool_calls
+        ]
+
+
+def check_a_conversation_with_results_of_tools(url: str, model: str) -> None:
+    settings = {"model": model, "tools": TOOLS, "max_tokens": 300, "temperature": 0}
+    asked = client(url).chat.completions.create(
+        **settings, messages=ASK, tool_choice="required", parallel_tool_calls=False
+    )
+    message = asked.choices[0].message
+    (call,) = message.tool_calls
+    result = {"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 31}'}
+    answer = client(url).chat.completions.create(**settings, messages=[*ASK, message, result], tool_choice="none")
+    assert "31" in answer.choices[0].message.content
+    assert not answer.choices[0].message.tool_calls
+
+
+def check_parsed_tools_and_formats(url: str, model: str) -> None:
+    parse = client(url).chat.completions.parse
+    tools = [openai.pydantic_function_tool(Weather, name="get_weather")]
+    called = parse(model=model, messages=ASK, tools=tools, tool_choice="required", max_tokens=300, temperature=0)
+    assert isinstance(called.choices[0].message.tool_calls[0].function.parsed_arguments, Weather)
+    text = parse(model=model, messages=ASK, response_format=Weather, max_tokens=100, temperature=0)
+    assert isinstance(text.choices[0].message.parsed, Weather)
+
+
+def check_errors_of_tools_are_typed(url: str, model: str) -> None:
+    for settings in ({"tool_choice": "required"}, {"tools": [{"type": "function", "function": {"name": "a b"}}]}):
+        try:
+            client(url).chat.completions.create(model=model, messages=ASK, **settings)
+        except openai.BadRequestError as error:
+            assert error.param.startswith("tool")
+        else:
+            raise AssertionError(f"{settings} was accepted")
 
 
 if __name__ == "__main__":

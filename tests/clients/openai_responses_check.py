@@ -1,5 +1,6 @@
 """Checks of the Responses API with the official OpenAI client for Python and its strict validation."""
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -11,6 +12,19 @@ from checks import run_checks
 
 QUESTION = "What is the capital of France?"
 SETTINGS = {"input": QUESTION, "max_output_tokens": 24, "temperature": 0}
+
+WEATHER = {
+    "name": "get_weather",
+    "description": "Get the weather in a city",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 40}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+        "required": ["city", "unit"],
+        "additionalProperties": False,
+    },
+}
+ASK = [{"role": "user", "content": "What is the weather in Paris in celsius?"}]
+TOOL = {"type": "function", "strict": True, **WEATHER}
 
 
 def client(url: str) -> openai.OpenAI:
@@ -88,6 +102,28 @@ def check_errors_are_typed(url: str, model: str) -> None:
             assert error.request_id
         else:
             raise AssertionError(f"{settings} was accepted")
+
+
+def check_tools_and_their_results(url: str, model: str) -> None:
+    responses = client(url).responses
+    settings = {"model": model, "max_output_tokens": 300, "temperature": 0, "tools": [TOOL]}
+    asked = responses.create(input=ASK, tool_choice="required", parallel_tool_calls=False, **settings)
+    (call,) = asked.output
+    assert (call.type, call.name, set(json.loads(call.arguments))) == ("function_call", "get_weather", {"city", "unit"})
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": '{"temperature": 31}'}
+    answer = responses.create(input=[result], previous_response_id=asked.id, tool_choice="none", **settings)
+    assert "31" in answer.output_text
+
+
+def check_a_stream_of_calls(url: str, model: str) -> None:
+    settings = {"model": model, "input": ASK, "tools": [TOOL], "max_output_tokens": 300, "temperature": 0}
+    choice = {"type": "function", "name": "get_weather"}
+    with client(url).responses.stream(**settings, tool_choice=choice) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert "response.function_call_arguments.delta" in kinds
+    assert kinds.index("response.output_item.added") < kinds.index("response.function_call_arguments.done")
+    assert set(json.loads(final.output[0].arguments)) == {"city", "unit"}
 
 
 if __name__ == "__main__":

@@ -91,6 +91,8 @@ CLIENTS = (
         arguments=("url",),
     ),
     Client(name="anthropic", script="anthropic_check.py", requirements=("anthropic==2.13.0",)),
+    Client(name="instructor", script="instructor_check.py", requirements=("instructor==1.17.0",)),
+    Client(name="pydantic-ai", script="pydantic_ai_check.py", requirements=("pydantic-ai-slim[openai]==2.68.0",)),
     Client(name="ollama", script="ollama_check.py", requirements=("ollama==0.6.3",)),
     Client(name="schemathesis", script="schemathesis_check.py", requirements=("schemathesis==4.32.5",), service=None),
 )

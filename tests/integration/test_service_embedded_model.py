@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -32,3 +34,19 @@ def test_without_a_temperature_every_seed_knows_the_capital_of_france(embedded):
         assert "Paris" in answer["choices"][0]["message"]["content"]
     (card,) = embedded.http.get("/v1/models").json()["data"]
     assert card["default_sampling_params"] == {"temperature": 0.2, "top_p": 0.5}
+
+
+def test_required_calls_have_arguments_by_their_schemas(embedded):
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+        "required": ["a", "b"],
+    }
+    tool = {"type": "function", "function": {"name": "add", "description": "Add two numbers", "parameters": schema}}
+    ask = [{"role": "user", "content": "What is 17 plus 25?"}]
+    body = {"messages": ask, "tools": [tool], "tool_choice": "required", "temperature": 0, "max_tokens": 200}
+    (choice,) = embedded.http.post("/v1/chat/completions", json=body).json()["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    for call in choice["message"]["tool_calls"]:
+        arguments = json.loads(call["function"]["arguments"])
+        assert (call["function"]["name"], set(arguments), type(arguments["a"])) == ("add", {"a", "b"}, int)

@@ -14,6 +14,7 @@ from rayinfer.config import DEFAULT_MODEL, cache_folder, default_batches_folder,
 from rayinfer.errors import RayinferError
 from rayinfer.routing.limits import router_limits
 from rayinfer.servers.request_limits import request_limits as checked_request_limits
+from rayinfer.tool_calls.formats import ToolFormatName
 from rayinfer_deployments.cli.control.limits import mapping_in
 from rayinfer_deployments.cli.control.scale import engines_asked_for
 from rayinfer_deployments.cli.failures import in_one_line, interrupt_on_signals, leave_at_once
@@ -100,6 +101,10 @@ TrustTenantHeader = Annotated[
         help="take a request's tenant from x-tenant-id (only behind a gateway that sets it)",
     ),
 ]
+ToolFormatOption = Annotated[
+    ToolFormatName | None,
+    typer.Option(help="format of the models' tool calls (default: what their chat templates show)"),
+]
 PrioritizeEngines = Annotated[
     bool,
     typer.Option(help="lower the priority of Ray's processes that pass no tokens (not with --ray-address)"),
@@ -125,6 +130,7 @@ def serve(
     request_limits: RequestLimitsFile = None,
     trust_request_chat_template: TrustTemplate = False,
     name: ModelName = None,
+    tool_format: ToolFormatOption = None,
     ray_address: RayAddress = None,
     request_timeout: RequestTimeout = None,
     max_connections: Connections = DEFAULT_CONNECTION_LIMITS.max_connections,
@@ -141,13 +147,12 @@ def serve(
     engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
 ) -> None:
     """Serve models over HTTP (OpenAI, TGI, KServe v1 and v2, Megatron) and gRPC (KServe v2) until Ctrl-C."""
-    interrupt_on_signals()
     service = Service(
         models=_named_models(model or [DEFAULT_MODEL], name),
         host=host,
         port=port,
         grpc_port=grpc_port,
-        engines=engines_asked_for(replicas, autoscaling),
+        model_settings=engines_asked_for(replicas, autoscaling) | {"tool_format": tool_format},
         routers=routers,
         profile=profile,
         limits=profile.limits | ({} if limits is None else mapping_in(limits)),
@@ -176,6 +181,7 @@ def serve(
 
 def _start_in_environment(service: Service) -> None:
     """Start the service with the settings that Ray reads from the environment."""
+    interrupt_on_signals()
     with contextlib.ExitStack() as files:
         more = files.enter_context(haproxy_files(service.host)) if service.has_haproxy else {}
         set_ray_settings(owns_ray=service.ray_address is None, more=(THROUGHPUT_SETTINGS | more) if more else {})

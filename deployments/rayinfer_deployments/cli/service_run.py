@@ -40,7 +40,7 @@ class Service:
     host: str
     port: int
     grpc_port: int | None
-    engines: dict[str, Any]  # how many, as a model's settings
+    model_settings: dict[str, Any]  # of each model beside its engines' settings
     routers: int
     profile: Profile
     limits: dict[str, Any]
@@ -126,7 +126,8 @@ def _prepare(service: Service, folders: Mapping[str, Path]) -> Prepared:
     if listens_itself:
         listen["listen_port"] = service.port
     models = [
-        {"name": name, "model": str(folder), **service.engines, **service.settings} for name, folder in folders.items()
+        {"name": name, "model": str(folder), **service.model_settings, **service.settings}
+        for name, folder in folders.items()
     ]
     args = llm_app_args(
         {

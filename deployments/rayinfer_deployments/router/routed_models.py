@@ -51,6 +51,7 @@ class RouterModel:
     source: str  # whatever `resolve_model` understands
     engines: DeploymentHandle
     scaling: RouterScaling | None = None
+    tool_format: str | None = None  # None for what the chat template shows
 
 
 class RoutedModels:
@@ -105,6 +106,7 @@ class RoutedModels:
             chat_template=chat_template,
             created=int(time.time()),
             engines=dispatcher.engine_set_control,
+            tool_format=model.tool_format,
         )
 
     async def wait_for_engines(self) -> None:

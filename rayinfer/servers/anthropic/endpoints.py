@@ -33,7 +33,7 @@ class AnthropicEndpoints:
         def prepare(raw: dict[str, Any]) -> tuple[bool, PreparedChat]:
             body = check_schema(MessagesBody, raw)
             model = find_usable_model(request, self._service.models, body.model, "generate")
-            return bool(body.stream), prepare_chat(message_request(body, model, self._service))
+            return bool(body.stream), prepare_chat(message_request(body, model, self._service), self._service)
 
         streams, chat = await self._service.prepare(request, prepare)
         context = request_context(request)
@@ -50,7 +50,7 @@ class AnthropicEndpoints:
         def prepare(raw: dict[str, Any]) -> PreparedChat:
             body = check_schema(CountTokensBody, raw)
             model = find_usable_model(request, self._service.models, body.model, "generate")
-            return prepare_chat(conversation_request(body, model, SamplingParams()))
+            return prepare_chat(conversation_request(body, model, SamplingParams()), self._service)
 
         chat = await self._service.prepare(request, prepare)
         return json_response(json.dumps({"input_tokens": len(chat.prompt)}).encode())

@@ -30,7 +30,6 @@ def message_request(body: MessagesBody, model: ServedModel, service: GenerationS
         names={"stop": "stop_sequences", "response_format": "output_config.format"},
         response_format=_response_format(body),
     )
-    service.check_grammar(model, params, "output_config.format")
     return conversation_request(body, model, params)
 
 
@@ -51,6 +50,7 @@ def conversation_request(body: CountTokensBody, model: ServedModel, params: Samp
         tools=openai_tools(body.tools),
         tool_choice=openai_tool_choice(choice),
         parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
+        format_field="output_config.format",
         length_field="max_tokens",
     )
 

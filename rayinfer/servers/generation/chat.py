@@ -10,8 +10,9 @@ outputs into deltas, in the order in which the model wrote them:
     ToolCallDelta   beginning of a call (`id` and `name`), or more of its arguments (`arguments`)
 
 and adds them up: `text`, `reasoning`, `tool_calls`, `finish_reason`, `stop_reason`, `num_tokens`. Without a parser all
-output is text. A parser (`AnswerParser`) is what splits reasoning and tool calls off: `PreparedChat.new_parser` makes
-one for each choice. Settings that constrain tokens belong to `ChatRequest.params`.
+output is text. A parser is what splits reasoning and tool calls off: `PreparedChat.new_parser` makes one for each
+choice, of the model's format (`AnswerForm`). Required calls, strict ones and structured outputs become a grammar in
+`PreparedChat.params`.
 
 `SingleAnswer` is the answer and usage of a request with one choice, as most protocols have it.
 """
@@ -19,18 +20,21 @@ one for each choice. Settings that constrain tokens belong to `ChatRequest.param
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, Protocol
 
-from rayinfer.errors import InvalidParameter, RequestFailed
+from rayinfer.errors import RequestFailed
 from rayinfer.outputs import CompletionOutput
 from rayinfer.sampling_params import SamplingParams
+from rayinfer.servers.generation.answer_form import AnswerForm
 from rayinfer.servers.generation.prompt_outputs import PromptOutput, check_ended_well
 from rayinfer.servers.generation.prompt_tokens import PromptLimit, tokenize_prompts
-from rayinfer.servers.generation.service import PreparedGeneration
+from rayinfer.servers.generation.service import GenerationService, PreparedGeneration
 from rayinfer.servers.served_model import ServedModel
 from rayinfer.tokenization.chat_template import ChatTemplate
 from rayinfer.tokenization.truncation import Truncation
 from rayinfer.tool_calls.deltas import ChatDelta, ReasoningDelta, TextDelta, ToolCallDelta
+from rayinfer.tool_calls.tools import read_tool_choice
 
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -52,8 +56,13 @@ class ToolCall:
         return arguments if isinstance(arguments, dict) else {}
 
 
-class AnswerParser(Protocol):
-    """An incremental parser of one choice's text."""
+class ChoiceParser(Protocol):
+    """An incremental parser of one choice's text, as `AnswerParser` is."""
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens of the reasoning so far."""
+        ...
 
     def add(self, text: str, token_ids: Sequence[int]) -> Sequence[ChatDelta]:
         """Return the deltas that more text completes; what may still become a tag is held back."""
@@ -76,12 +85,18 @@ class ChatRequest:
     tools: Sequence[Mapping[str, Any]] | None = None  # in OpenAI's form: {"type": "function", "function": {...}}
     tool_choice: str | Mapping[str, Any] | None = None  # "none", "auto", "required" or a tool in OpenAI's form
     parallel_tool_calls: bool = True
+    shows_reasoning: bool = True
     add_special_tokens: bool = False
     truncation: Truncation | None = None
     messages_field: str = "messages"  # that errors name
+    format_field: str = "response_format"  # likewise, for structured outputs
     length_field: str | None = None
     priority: int = 0
     cache_salt: str = ""
+
+
+def _no_parser() -> None:
+    return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,14 +106,15 @@ class PreparedChat:
     request: ChatRequest
     text: str  # written by the template
     prompt: list[int]
-    new_parser: Callable[[], AnswerParser] | None = None
+    params: SamplingParams
+    new_parser: Callable[[], ChoiceParser | None] = _no_parser
 
     @property
     def generation(self) -> PreparedGeneration:
         """The request for the service."""
         return PreparedGeneration(
             model=self.request.model,
-            params=self.request.params,
+            params=self.params,
             prompts=[self.prompt],
             length_field=self.request.length_field,
             priority=self.request.priority,
@@ -108,19 +124,17 @@ class PreparedChat:
 
     def new_answer(self) -> "ChatAnswer":
         """Begin the answer of one choice."""
-        return ChatAnswer(None if self.new_parser is None else self.new_parser())
+        return ChatAnswer(self.new_parser(), shows_reasoning=self.request.shows_reasoning)
 
 
-def prepare_chat(request: ChatRequest) -> PreparedChat:
-    """Render a conversation and tokenize it; raises RequestError."""
-    _refuse_unsupported(request)
+def prepare_chat(request: ChatRequest, service: GenerationService) -> PreparedChat:
+    """Render a conversation, tokenize it and compile what its answers are held to; raises RequestError."""
     model = request.model
     description = model.generator.describe()
     template = request.template or model.chat_template
-    settings = dict(request.template_settings)
-    if request.tools and request.tool_choice != "none":
-        settings["tools"] = request.tools
-    text = template.render(request.messages, **settings)
+    choice = read_tool_choice(request.tools, request.tool_choice, parallel=request.parallel_tool_calls)
+    form = AnswerForm.of(template, model.tool_format, choice, model.tokenizer)
+    text = form.render(template, request.messages, request.template_settings)
     (prompt,) = tokenize_prompts(
         [text],
         model.tokenizer,
@@ -129,24 +143,22 @@ def prepare_chat(request: ChatRequest) -> PreparedChat:
         add_special_tokens=request.add_special_tokens,
         truncation=request.truncation,
     )
-    return PreparedChat(request=request, text=text, prompt=prompt)
-
-
-def _refuse_unsupported(request: ChatRequest) -> None:
-    if request.tools:
-        raise InvalidParameter("tools is not supported by this service.", "tools", "unsupported_parameter")
+    answer = form.constrained(request.params, text, request.format_field)
+    service.check_grammar(model, answer.params, answer.field)
+    new_parser = partial(form.new_parser, answer.tool_format, begins_inside=form.begins_in_reasoning(text))
+    return PreparedChat(request=request, text=text, prompt=prompt, params=answer.params, new_parser=new_parser)
 
 
 class ChatAnswer:
     """The answer of one choice, in deltas and as a whole."""
 
-    def __init__(self, parser: AnswerParser | None = None) -> None:
+    def __init__(self, parser: ChoiceParser | None = None, *, shows_reasoning: bool = True) -> None:
         self._parser = parser
+        self._shows_reasoning = shows_reasoning
         self._texts: list[str] = []
         self._reasoning: list[str] = []
         self.tool_calls: list[ToolCall] = []
         self.num_tokens = 0
-        self.num_reasoning_tokens = 0  # of outputs that brought reasoning
         self.finish_reason: ChatFinishReason | None = None
         self.stop_reason: int | str | None = None
 
@@ -160,6 +172,11 @@ class ChatAnswer:
         """The reasoning so far."""
         return "".join(self._reasoning)
 
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Tokens of the reasoning so far; None where no parser finds it."""
+        return None if self._parser is None else self._parser.num_reasoning_tokens
+
     def add(self, output: CompletionOutput) -> Sequence[ChatDelta]:
         """Add an output and return its deltas, of which there may be none; raises the error of a failed choice."""
         check_ended_well(output)
@@ -170,10 +187,10 @@ class ChatAnswer:
             deltas = list(self._parser.add(output.text, output.token_ids))
             if output.finish_reason is not None:
                 deltas += self._parser.end()
+        if not self._shows_reasoning:
+            deltas = [delta for delta in deltas if not isinstance(delta, ReasoningDelta)]
         for delta in deltas:
             self._keep(delta)
-        if any(isinstance(delta, ReasoningDelta) for delta in deltas):
-            self.num_reasoning_tokens += len(output.token_ids)
         if output.finish_reason in ("stop", "length"):
             has_called = output.finish_reason == "stop" and bool(self.tool_calls)
             self.finish_reason = "tool_calls" if has_called else output.finish_reason

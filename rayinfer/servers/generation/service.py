@@ -31,7 +31,7 @@ from rayinfer.traces.trace_store import TraceStore
 Prepared = TypeVar("Prepared")
 
 MAX_INPUTS_AHEAD = 96  # of predictions: two batches of an engine that computes short texts
-_SLOW_FIELDS = ("bad_words", "chat_template", "response_format", "structured_outputs", "format")
+_SLOW_FIELDS = ("bad_words", "chat_template", "response_format", "structured_outputs", "format", "tools")
 _SLOW_OBJECTS = ("output_config", "text")  # where Anthropic's Messages and OpenAI's Responses have their formats
 
 

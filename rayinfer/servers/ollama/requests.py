@@ -42,7 +42,7 @@ def find_tagged_model(request: Request, service: GenerationService, name: str | 
 def chat_of(body: OllamaChatBody, model: ServedModel, service: GenerationService) -> PreparedChat:
     """Prepare a conversation; raises RequestError."""
     messages = [_message(message, position) for position, message in enumerate(body.messages or ())]
-    return prepare_chat(_request(body, messages, model, service, "messages"))
+    return prepare_chat(_request(body, messages, model, service, "messages"), service)
 
 
 def completion_of(body: OllamaGenerateBody, model: ServedModel, service: GenerationService) -> PreparedChat:
@@ -54,12 +54,13 @@ def completion_of(body: OllamaGenerateBody, model: ServedModel, service: Generat
     messages.append({"role": "user", "content": body.prompt or ""})
     request = _request(body, messages, model, service, "prompt")
     if not body.raw:
-        return prepare_chat(request)
+        return prepare_chat(request, service)
     text = body.prompt or ""
     description = model.generator.describe()
     limit = PromptLimit.of(description, "prompt")
     prompts = tokenize_prompts([text], model.tokenizer, description.vocab_size, limit, add_special_tokens=True)
-    return PreparedChat(request=request, text=text, prompt=prompts[0])
+    service.check_grammar(model, request.params, request.format_field)
+    return PreparedChat(request=request, text=text, prompt=prompts[0], params=request.params)
 
 
 def refuse(field: str) -> None:
@@ -87,6 +88,7 @@ def _request(
         template_settings=settings,
         tools=body.tools if isinstance(body, OllamaChatBody) else None,
         messages_field=field,
+        format_field="format",
         length_field=None if _num_predict(options) is None else "options.num_predict",
     )
 
@@ -122,7 +124,7 @@ def _params(
     given = {field: getattr(options, field) for field in _SAME_NAME}
     given["seed"] = None if options.seed == -1 else options.seed
     given["repetition_penalty"] = options.repeat_penalty
-    params = single_params(
+    return single_params(
         model.generator.describe(),
         service.limits,
         given,
@@ -130,8 +132,6 @@ def _params(
         names=_NAMES,
         response_format=_response_format(body.format),
     )
-    service.check_grammar(model, params, "format")
-    return params
 
 
 def _message(message: OllamaMessage, position: int) -> dict[str, Any]:

@@ -109,7 +109,7 @@ class ChunkWriter:
         self._usage.check_is_complete()
         if not self._settings.with_usage:
             return DONE
-        return self._head + b',"choices":[],"usage":' + _encode(self._usage.usage()) + b"}\n\n" + DONE
+        return self._head + b',"choices":[],"usage":' + _encode(self._usage.usage(self._answers)) + b"}\n\n" + DONE
 
     def failure(self, error: BaseException) -> bytes:
         """Encode an error that ended the stream, and the end."""
@@ -134,7 +134,7 @@ class ChunkWriter:
         fields: dict[str, Any] = (
             {"tool_calls": [tool_call_delta(delta)]}
             if isinstance(delta, ToolCallDelta)
-            else {"reasoning_content": delta.text}
+            else {"reasoning_content": delta.text, "reasoning": delta.text}
         )
         return self._choice_heads[index], b'"delta":', _encode(fields), _NOT_ENDED, self._close()
 
@@ -205,7 +205,7 @@ class ChunkWriter:
     def _close(self) -> bytes:
         if not self._settings.with_usage_in_every_chunk:
             return self._unended_usage
-        return b'}],"usage":' + _encode(self._usage.usage()) + b"}\n\n"
+        return b'}],"usage":' + _encode(self._usage.usage(self._answers)) + b"}\n\n"
 
 
 def tool_call_delta(delta: ToolCallDelta) -> dict[str, Any]:

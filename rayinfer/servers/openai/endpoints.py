@@ -66,10 +66,9 @@ class OpenAIEndpoints:
         description = model.generator.describe()
         body.check_ranges()
         params = chat_params(body, description, self._limits)
-        self._service.check_grammar(model, params, body.form_field)
         params = params.with_tokenized_bad_words(bad_word_tokenizer(model.tokenizer))
-        chat = prepare_chat(chat_request(body, model, params, trusts_template=self._trusts_template))
-        prompts = [chat.prompt]
+        chat = prepare_chat(chat_request(body, model, params, trusts_template=self._trusts_template), self._service)
+        params, prompts = chat.params, [chat.prompt]
         check_num_logprobs(params, prompts, description, self._limits, echoes=False, stream=bool(body.stream))
         check_num_repeated(body, params.n, prompts, None, self._limits)
         return ValidatedRequest(body=body, model=model, params=params, prompts=prompts, shape=CHAT, chat=chat)

@@ -6,14 +6,16 @@ from typing import Any
 from rayinfer.errors import InvalidParameter, shown
 from rayinfer.protocols import ModelDescription
 from rayinfer.sampling_params import SamplingParams
+from rayinfer.servers.generation.answer_form import AnswerForm
 from rayinfer.servers.generation.chat import ChatRequest
 from rayinfer.servers.generation.prompt_tokens import PromptLimit, is_integer, tokenize_prompts
 from rayinfer.servers.openai.chat_messages import chosen_template, template_messages, template_settings
-from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody, PromptBody
+from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody, ConversationBody, PromptBody
 from rayinfer.servers.request_limits import RequestLimits
 from rayinfer.servers.served_model import ServedModel
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer.tokenization.truncation import Truncation
+from rayinfer.tool_calls.tools import read_tool_choice
 
 
 def chat_request(
@@ -27,12 +29,25 @@ def chat_request(
         messages=template_messages(body.messages),
         template=chosen_template(body, model.chat_template, trusts_request=trusts_template),
         template_settings=template_settings(body),
+        tools=body.tools,
+        tool_choice=body.tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        shows_reasoning=body.include_reasoning is not False,
         add_special_tokens=bool(body.add_special_tokens),
         truncation=truncation_of(body, limit, params.max_tokens),
+        format_field=body.form_field,
         length_field=body.length_field,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
     )
+
+
+def conversation_text(body: ConversationBody, model: ServedModel, *, trusts_template: bool) -> str:
+    """Write a body's conversation as the model reads it; raises InvalidParameter."""
+    template = chosen_template(body, model.chat_template, trusts_request=trusts_template)
+    choice = read_tool_choice(body.tools, body.tool_choice)
+    form = AnswerForm.of(template, model.tool_format, choice, model.tokenizer)
+    return form.render(template, template_messages(body.messages), template_settings(body))
 
 
 def completion_prompts(

@@ -120,7 +120,7 @@ class ResponseAggregate:
             "created": self._settings.created,
             "model": self._settings.model,
             "choices": choices,
-            "usage": self._usage.usage(),
+            "usage": self._usage.usage(self._answers if object_ == "chat.completion" else ()),
             "system_fingerprint": FINGERPRINT,
         }
 
@@ -129,7 +129,7 @@ def _message(answer: ChatAnswer) -> dict[str, Any]:
     """Return a chat's message; reasoning and tool calls are there if the model wrote any."""
     message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
     if answer.reasoning:
-        message["reasoning_content"] = answer.reasoning
+        message["reasoning_content"] = message["reasoning"] = answer.reasoning
     if answer.tool_calls:
         message["content"] = answer.text or None
         message["tool_calls"] = [

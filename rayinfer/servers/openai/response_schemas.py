@@ -9,7 +9,7 @@ _OR_NULL = {"anyOf": [{"type": "object"}, {"type": "null"}]}
 _TOKEN_IDS = {"type": "array", "items": _COUNT}
 _TOKEN_IDS_OR_NULL = {"anyOf": [_TOKEN_IDS, {"type": "null"}]}
 _PROMPT_LOGPROBS = {"anyOf": [{"type": "array", "items": _OR_NULL}, {"type": "null"}]}
-_FINISH_REASON = {"type": "string", "enum": ["stop", "length"]}
+_FINISH_REASON = {"type": "string", "enum": ["stop", "length", "tool_calls"]}
 _NULLABLE_TEXT = {"type": ["string", "null"]}
 
 
@@ -33,6 +33,9 @@ def _response(kind: str, choice: Mapping[str, Any], more: Mapping[str, Any] | No
     )
 
 
+_TOOL_CALL = _object(
+    {"id": _TEXT, "type": {"const": "function"}, "function": _object({"name": _TEXT, "arguments": _TEXT})}
+)
 _USAGE = _object(
     {
         "prompt_tokens": _COUNT,
@@ -40,6 +43,14 @@ _USAGE = _object(
         "total_tokens": _COUNT,
         "prompt_tokens_details": _object({"cached_tokens": _COUNT}),
     }
+)
+_MESSAGE = _object(
+    {"role": {"const": "assistant"}, "content": _NULLABLE_TEXT, "refusal": {"type": "null"}},
+    {
+        "reasoning": _TEXT,
+        "reasoning_content": _TEXT,
+        "tool_calls": {"type": "array", "items": _TOOL_CALL},
+    },
 )
 _CHOICE_END = {
     "finish_reason": _FINISH_REASON,
@@ -68,7 +79,7 @@ RESPONSE_SCHEMAS: Mapping[str, Any] = {
         _object(
             {
                 "index": _COUNT,
-                "message": _object({"role": {"const": "assistant"}, "content": _TEXT, "refusal": {"type": "null"}}),
+                "message": _MESSAGE,
                 "logprobs": _OR_NULL,
                 **_CHOICE_END,
             }

@@ -78,11 +78,17 @@ class UsageCounter:
         if self._unfinished:
             raise RequestFailed(f"the outputs ended before the choices {sorted(self._unfinished)}")
 
-    def usage(self) -> dict[str, Any]:
-        """Return OpenAI's `usage` so far; each prompt counts once however many choices it has."""
+    def usage(self, answers: Sequence[ChatAnswer] = ()) -> dict[str, Any]:
+        """Return OpenAI's `usage` so far; each prompt counts once however many choices it has.
+
+        Tokens of reasoning are counted where a parser finds it.
+        """
+        reasoning = [answer.num_reasoning_tokens for answer in answers if answer.num_reasoning_tokens is not None]
+        details = {"completion_tokens_details": {"reasoning_tokens": sum(reasoning)}} if reasoning else {}
         return {
             "prompt_tokens": self._num_prompt_tokens,
             "completion_tokens": self._num_completion_tokens,
             "total_tokens": self._num_prompt_tokens + self._num_completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self._num_cached_tokens)},
+            **details,
         }

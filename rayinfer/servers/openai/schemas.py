@@ -6,6 +6,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from rayinfer.errors import InvalidParameter
 from rayinfer.tokenization.truncation import TruncationSide
+from rayinfer.tool_calls.tools import MAX_TOOLS, NAME_PATTERN
 
 MAX_PRIORITY = 10
 MAX_SALT_CHARS = 128
@@ -68,6 +69,43 @@ _FORMS_SCHEMA = {
     },
     "additionalProperties": False,
 }
+_TOOL_SCHEMA = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {
+                "name": {"type": "string", "pattern": f"^{NAME_PATTERN}$"},
+                "description": {"type": ["string", "null"]},
+                "parameters": {"type": ["object", "null"]},
+                "strict": {"type": ["boolean", "null"]},
+            },
+        },
+    },
+}
+_TOOL_CHOICE_SCHEMA = {
+    "anyOf": [
+        {"enum": ["none", "auto", "required"]},
+        {
+            "type": "object",
+            "required": ["type", "function"],
+            "properties": {
+                "type": {"const": "function"},
+                "function": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
+            },
+        },
+        {
+            "type": "object",
+            "required": ["type", "allowed_tools"],
+            "properties": {"type": {"const": "allowed_tools"}, "allowed_tools": {"type": "object"}},
+        },
+    ]
+}
+Tools = Annotated[Objects, WithJsonSchema({"type": "array", "maxItems": MAX_TOOLS, "items": _TOOL_SCHEMA})]
+ToolChoice = Annotated[str | dict[str, Any], WithJsonSchema(_TOOL_CHOICE_SCHEMA)]
 ResponseFormat = Annotated[dict[str, Any], WithJsonSchema(_FORMATS_SCHEMA)]
 StructuredOutputs = Annotated[dict[str, Any], WithJsonSchema(_FORMS_SCHEMA)]
 TemplateArguments = Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_ARGUMENTS)]
@@ -116,6 +154,9 @@ class ConversationBody(PromptBody):
     chat_template_kwargs: TemplateArguments | None = None
     documents: Objects | None = None  # go to the chat template as they are
     reasoning_effort: ReasoningEffort | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class GenerationBody(PromptBody):
@@ -209,6 +250,7 @@ class ChatCompletionBody(ConversationBody, GenerationBody):
 
     logprobs: bool | None = None
     top_logprobs: Integer | None = None
+    include_reasoning: bool | None = None  # vLLM's; true is the default
 
 
 class TokenizePromptBody(PromptBody):

@@ -14,8 +14,7 @@ from rayinfer.servers.caller import find_usable_model
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.generation.prompt_tokens import PromptLimit, tokenize_prompts
 from rayinfer.servers.generation.service import GenerationService
-from rayinfer.servers.openai.chat_messages import chosen_template, template_messages, template_settings
-from rayinfer.servers.openai.prompts import truncation_of
+from rayinfer.servers.openai.prompts import conversation_text, truncation_of
 from rayinfer.servers.openai.request_body import check_schema
 from rayinfer.servers.openai.schemas import DetokenizeBody, TokenizeChatBody, TokenizePromptBody
 from rayinfer.servers.openai.unsupported_fields import refuse_unsupported_fields
@@ -81,8 +80,7 @@ class TokenizeEndpoints:
         self, body: TokenizeChatBody | TokenizePromptBody, model: ServedModel, description: ModelDescription
     ) -> list[int]:
         if isinstance(body, TokenizeChatBody):
-            template = chosen_template(body, model.chat_template, trusts_request=self._trusts_template)
-            text = template.render(template_messages(body.messages), **template_settings(body))
+            text = conversation_text(body, model, trusts_template=self._trusts_template)
             adds_special_tokens = bool(body.add_special_tokens)
         else:
             text, adds_special_tokens = body.prompt, body.add_special_tokens is not False

@@ -14,8 +14,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "use_beam_search": _SWITCHED_OFF,
     "length_penalty": (None, 1, 1.0),
     "prompt_embeds": _EMPTY,
-    "tools": (None,),
-    "tool_choice": (None, "none"),
     "modalities": (None, [], ["text"]),
     "audio": (None,),
     "web_search_options": (None,),
@@ -28,7 +26,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 # What only the other endpoint has.
 _NEUTRAL_IN_CHAT = {"echo": _SWITCHED_OFF}
-_NEUTRAL_IN_COMPLETIONS = {"top_logprobs": (None, 0), "documents": _EMPTY, "chat_template": (None,)}
+_NEUTRAL_IN_COMPLETIONS = {"top_logprobs": (None, 0), "documents": _EMPTY, "chat_template": (None,), "tools": _EMPTY}
 
 _REMOVED: Mapping[str, str] = {
     "functions": "use tools instead of functions",

@@ -13,7 +13,7 @@ from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.generation.prompt_tokens import PromptLimit
 from rayinfer.servers.generation.responses import StreamedResponse, WholeResponse
 from rayinfer.servers.generation.service import GenerationService
-from rayinfer.servers.openai.chat_messages import chosen_template, template_messages, template_settings
+from rayinfer.servers.openai.prompts import conversation_text
 from rayinfer.servers.openai.request_body import check_schema
 from rayinfer.servers.openai.schemas import ChatCompletionBody
 from rayinfer.servers.openai.unsupported_fields import refuse_unsupported_fields
@@ -99,8 +99,7 @@ class TgiEndpoints:
             if is_named
             else find_path_model(request, self._models, "generate")
         )
-        template = chosen_template(body, model.chat_template, trusts_request=False)
-        text = template.render(template_messages(body.messages), **template_settings(body))
+        text = conversation_text(body, model, trusts_template=False)
         limit = PromptLimit.of(model.generator.describe(), "messages")
         located = model.tokenizer.locate_tokens(
             text, add_special_tokens=bool(body.add_special_tokens), check_length=limit.check

@@ -14,7 +14,7 @@ def service(port, grpc_port=None, ray_address=None):
         host="127.0.0.1",
         port=port,
         grpc_port=grpc_port,
-        engines={},
+        model_settings={},
         routers=1,
         profile=Profile.LATENCY,
         limits={},

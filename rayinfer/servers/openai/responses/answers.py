@@ -127,7 +127,7 @@ class ResponseAnswer:
             "input_tokens": single.num_prompt_tokens,
             "input_tokens_details": {"cached_tokens": single.num_cached_tokens, "cache_write_tokens": 0},
             "output_tokens": answer.num_tokens,
-            "output_tokens_details": {"reasoning_tokens": answer.num_reasoning_tokens},
+            "output_tokens_details": {"reasoning_tokens": answer.num_reasoning_tokens or 0},
             "total_tokens": single.num_prompt_tokens + answer.num_tokens,
         }
 

@@ -66,7 +66,6 @@ def responses_request(
         names={"max_tokens": "max_output_tokens", "response_format": "text.format"},
         response_format=_response_format(body),
     )
-    service.check_grammar(model, params, "text.format")
     request = ChatRequest(
         model=model,
         params=params,
@@ -78,11 +77,12 @@ def responses_request(
         tool_choice=_openai_tool_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls is not False,
         messages_field="input",
+        format_field="text.format",
         length_field=None if body.max_output_tokens is None else "max_output_tokens",
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
     )
-    chat = _prepare_truncated(request) if body.truncation == "auto" else prepare_chat(request)
+    chat = _prepare_truncated(request, service) if body.truncation == "auto" else prepare_chat(request, service)
     return ResponsesRequest(body=body, chat=chat, items=items, messages=messages)
 
 
@@ -134,10 +134,10 @@ def _with_instructions(body: ResponsesBody, messages: Sequence[Mapping[str, Any]
     return [{"role": "system", "content": body.instructions}, *messages]
 
 
-def _prepare_truncated(request: ChatRequest) -> PreparedChat:
+def _prepare_truncated(request: ChatRequest, service: GenerationService) -> PreparedChat:
     """Prepare a conversation without the fewest of its oldest messages that leave room; the last one stays."""
     try:
-        return prepare_chat(request)
+        return prepare_chat(request, service)
     except PromptTooLong as error:
         refusal = error
     kept = [message for message in request.messages[:1] if message["role"] == "system"]
@@ -146,7 +146,7 @@ def _prepare_truncated(request: ChatRequest) -> PreparedChat:
     while low <= high:
         middle = (low + high) // 2
         try:
-            found = prepare_chat(replace(request, messages=[*kept, *others[middle:]]))
+            found = prepare_chat(replace(request, messages=[*kept, *others[middle:]]), service)
             high = middle - 1
         except PromptTooLong:
             low = middle + 1

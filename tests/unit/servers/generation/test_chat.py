@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -7,6 +8,7 @@ from rayinfer.outputs import CompletionOutput, RequestOutput
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.generation.chat import ChatAnswer, ChatRequest, SingleAnswer, prepare_chat
 from rayinfer.servers.generation.prompt_outputs import PromptOutput
+from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.openai.chunks import CHAT, ChunkWriter
 from rayinfer.servers.openai.response_aggregate import ResponseAggregate
 from rayinfer.servers.openai.response_settings import ResponseSettings
@@ -26,6 +28,8 @@ class MarkedParser:
 
     def end(self):
         return [TextDelta("held")]
+
+    num_reasoning_tokens = 1
 
 
 def output(text, reason=None):
@@ -48,7 +52,7 @@ def test_a_stream_has_deltas_in_the_order_of_the_model():
     choices = [json.loads(event[6:])["choices"][0] for event in events]
     call = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "find", "arguments": ""}}
     assert [choice["delta"] for choice in choices] == [
-        {"reasoning_content": "hm"},
+        {"reasoning_content": "hm", "reasoning": "hm"},
         {"content": "yes"},
         {"tool_calls": [call]},
         {"tool_calls": [{"index": 0, "function": {"arguments": '{"a":'}}]},
@@ -74,7 +78,7 @@ def test_a_call_cut_by_length_ends_with_length():
     answer = ChatAnswer(MarkedParser())
     for text, reason in (("Rhm", None), ("Cfind", None), ("A{", "length")):
         answer.add(CompletionOutput(index=0, text=text, token_ids=[1, 2], finish_reason=reason))
-    assert (answer.finish_reason, answer.num_tokens, answer.num_reasoning_tokens) == ("length", 6, 2)
+    assert (answer.finish_reason, answer.num_tokens, answer.num_reasoning_tokens) == ("length", 6, 1)
 
 
 def test_a_conversation_becomes_a_request_for_the_service(models):
@@ -85,19 +89,21 @@ def test_a_conversation_becomes_a_request_for_the_service(models):
         priority=2,
         cache_salt="salt",
     )
-    chat = prepare_chat(request)
+    service = GenerationService(models, None, None)
+    chat = prepare_chat(request, service)
     generation = chat.generation
     assert generation.prompts == [chat.prompt]
     assert (generation.priority, generation.cache_salt, generation.operation) == (2, "salt", "chat")
     assert chat.prompt == models["org/tiny"].tokenizer.encode(chat.text, add_special_tokens=False)
     with pytest.raises(InvalidParameter) as refusal:
-        prepare_chat(ChatRequest(model=request.model, params=request.params, messages=[{}], messages_field="input"))
+        prepare_chat(replace(request, messages=[{}], messages_field="input"), service)
     assert refusal.value.param
 
 
 def test_an_answer_without_its_end_is_an_error(models):
     messages = [{"role": "user", "content": "hello"}]
-    chat = prepare_chat(ChatRequest(model=models["org/tiny"], params=SamplingParams(), messages=messages))
+    request = ChatRequest(model=models["org/tiny"], params=SamplingParams(), messages=messages)
+    chat = prepare_chat(request, GenerationService(models, None, None))
     answer = SingleAnswer(chat)
     assert answer.add(output("Hello")) == [TextDelta("Hello")]
     with pytest.raises(RequestFailed):

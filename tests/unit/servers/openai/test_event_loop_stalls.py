@@ -27,6 +27,9 @@ class RecordingTemplate:
     def __init__(self) -> None:
         self.threads: list[threading.Thread] = []
 
+    def text_for(self, *, has_tools: bool) -> None:
+        """Show no tools and no reasoning."""
+
     def render(self, messages, **settings) -> str:
         self.threads.append(threading.current_thread())
         return "hello"
