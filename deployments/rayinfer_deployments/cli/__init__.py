@@ -6,7 +6,19 @@ from typing import Annotated
 import typer
 
 from rayinfer import __version__
-from rayinfer_deployments.cli import batch, bench, cache, chat, check_config, generate, keys, optimize, serve, usage
+from rayinfer_deployments.cli import (
+    batch,
+    bench,
+    build,
+    cache,
+    chat,
+    check_config,
+    generate,
+    keys,
+    optimize,
+    serve,
+    usage,
+)
 from rayinfer_deployments.cli.control import canary, engine_control, limits, ps, scale, status
 from rayinfer_deployments.cli.doctor import doctor
 
@@ -36,7 +48,7 @@ def build_application() -> typer.Typer:
         application.command(rich_help_panel=OPERATION)(command)
     for command in (engine_control.pause, engine_control.resume, engine_control.sleep, engine_control.wake):
         application.command(rich_help_panel=OPERATION)(command)
-    for command in (check_config.check_config, check_config.environment):
+    for command in (check_config.check_config, check_config.environment, build.build):
         application.command(rich_help_panel=OPERATION)(command)
     application.command()(usage.usage)
     application.add_typer(batch.build_application(), name="batch")

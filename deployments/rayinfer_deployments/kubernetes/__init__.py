@@ -1,0 +1,1 @@
+"""Manifests of a service for KubeRay, from one file."""

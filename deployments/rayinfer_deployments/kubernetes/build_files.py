@@ -1,0 +1,66 @@
+"""Files of `rayinfer build`: read, computed, compared and written."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rayinfer.errors import ConfigError
+from rayinfer_deployments.kubernetes.kustomize_files import HEADER, kustomize_files, overlaid, to_yaml
+from rayinfer_deployments.kubernetes.serve_config import serve_config
+
+BUILT_IN_OVERLAYS = Path(__file__).with_name("overlays.yaml")
+OWNED_FOLDERS = ("base", "overlays")  # all that is in them is written here
+
+
+def service_files(file: Path, overlays: Path | None = None) -> dict[str, str]:
+    """Compute all texts by their paths; raises ConfigError, and OSError."""
+    settings = _read(file)
+    variants = _read(overlays or BUILT_IN_OVERLAYS)
+    service = _checked(str(file), settings, {})
+    for name, changes in variants.items():
+        _checked(f"{overlays or 'overlay'} {name}" if overlays else f"{file} with overlay {name}", settings, changes)
+    files = {"serve-config.yaml": HEADER + to_yaml(serve_config(service))}
+    return files | kustomize_files(settings, variants)
+
+
+def write_files(files: dict[str, str], folder: Path) -> int:
+    """Write texts, and delete what earlier builds left in the same folders; return the number of changes."""
+    changed = changed_files(files, folder)
+    for path in changed:
+        target = folder / path
+        if path not in files:
+            target.unlink()
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(files[path])
+    return len(changed)
+
+
+def changed_files(files: dict[str, str], folder: Path) -> list[str]:
+    """List the paths whose files differ, are missing, or are left over."""
+    different = [path for path, text in files.items() if not _is_equal(folder / path, text)]
+    present = (path for name in OWNED_FOLDERS for path in (folder / name).rglob("*") if path.is_file())
+    left_over = [str(path.relative_to(folder)) for path in present if str(path.relative_to(folder)) not in files]
+    return sorted(different + left_over)
+
+
+def _is_equal(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_text() == text
+
+
+def _checked(place: str, settings: dict[str, Any], changes: dict[str, Any]) -> Any:
+    try:
+        return overlaid(settings, changes)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        settings = yaml.safe_load(file.read_text())
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file}: no YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{file}: it holds no names")
+    return settings

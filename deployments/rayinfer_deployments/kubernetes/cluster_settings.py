@@ -1,0 +1,192 @@
+"""Parts of the file of `rayinfer build` that concern the Kubernetes cluster."""
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class HeadSettings(_Settings):
+    """The head's pod: Ray's table and the controller of Serve, and no replicas."""
+
+    cpus: int = Field(default=1, ge=1, description="CPUs of the pod")
+    memory: str = Field(default="4Gi", pattern=QUANTITY, description="memory of the pod")
+    node_selector: dict[str, str] = Field(default={}, description="labels that its node must have")
+
+
+class WorkerGroup(_Settings):
+    """Equal pods that hold engines and routers."""
+
+    name: str = Field(default="workers", pattern=r"^[a-z]([-a-z0-9]{0,18}[a-z0-9])?$", description="name of the group")
+    pods: int = Field(default=1, ge=0, description="pods at the start")
+    min_pods: int | None = Field(default=None, ge=0, description="fewest pods; default: pods")
+    max_pods: int | None = Field(default=None, ge=1, description="most pods; default: pods")
+    cpus: int = Field(default=2, ge=1, description="CPUs of each pod")
+    memory: str = Field(default="4Gi", pattern=QUANTITY, description="memory of each pod, shared memory included")
+    shared_memory: str = Field(default="1Gi", pattern=QUANTITY, description="size of /dev/shm, which counts as memory")
+    gpus: int = Field(default=0, ge=0, description="NVIDIA GPUs of each pod")
+    node_selector: dict[str, str] = Field(default={}, description="labels that its nodes must have")
+    spread_over: Literal["kubernetes.io/hostname", "topology.kubernetes.io/zone"] = Field(
+        default="kubernetes.io/hostname", description="what the pods are spread over"
+    )
+    spread_strictly: bool = Field(
+        default=False, description="leave a pod waiting rather than put two beside each other"
+    )
+
+    @property
+    def fewest(self) -> int:
+        """Return the fewest pods."""
+        return self.pods if self.min_pods is None else self.min_pods
+
+    @property
+    def most(self) -> int:
+        """Return the most pods."""
+        return max(1, self.pods) if self.max_pods is None else self.max_pods
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> Self:
+        if not self.fewest <= self.pods <= self.most:
+            raise ValueError(f"pods={self.pods} does not lie between min_pods={self.fewest} and max_pods={self.most}")
+        return self
+
+
+class StorageSettings(_Settings):
+    """Source of the model files: `/models` in every worker, and the cache folder beside it."""
+
+    kind: Literal["cache", "pvc", "init", "bucket"] = Field(
+        default="cache",
+        description="cache: engines load into a folder of the pod; pvc: a claim at /models; init: a container fills"
+        " /models before Ray starts; bucket: a CSI driver mounts one at /models",
+    )
+    cache_size: str = Field(default="10Gi", pattern=QUANTITY, description="size of the cache folder of each pod")
+    claim: str = Field(default="", description="pvc: an existing claim, readable by many; default: one is made")
+    claim_size: str = Field(default="50Gi", pattern=QUANTITY, description="pvc: size of the claim that is made")
+    storage_class: str = Field(
+        default="", description="pvc: class of the claim that is made; default: the cluster's own"
+    )
+    init_command: list[str] = Field(default=[], description="init: command that fills /models, in the service's image")
+    csi_driver: str = Field(
+        default="", description="bucket: name of the CSI driver, such as gcsfuse.csi.storage.gke.io"
+    )
+    csi_attributes: dict[str, str] = Field(
+        default={}, description="bucket: the driver's attributes, such as bucketName"
+    )
+
+    @model_validator(mode="after")
+    def _kind_has_what_it_needs(self) -> Self:
+        if self.kind == "init" and not self.init_command:
+            raise ValueError("init_command: storage of kind init needs one")
+        if self.kind == "bucket" and not self.csi_driver:
+            raise ValueError("csi_driver: storage of kind bucket needs one")
+        if self.kind != "init" and self.init_command:
+            raise ValueError(f"init_command: storage of kind {self.kind} takes none")
+        if self.kind != "bucket" and (self.csi_driver or self.csi_attributes):
+            raise ValueError(f"csi_driver: storage of kind {self.kind} takes none")
+        return self
+
+
+class AuthSettings(_Settings):
+    """Secrets that must exist; they are never in the manifests."""
+
+    api_keys_secret: str = Field(
+        default="rayinfer-api-keys", description="Secret whose key `keys` has the clients' API keys"
+    )
+    ray_token_secret: str = Field(
+        default="", description="Secret whose key `auth_token` is Ray's token; default: KubeRay makes one"
+    )
+
+
+class HighAvailabilitySettings(_Settings):
+    """Ray's table in Redis."""
+
+    redis_address: str = Field(
+        default="", description="address of a Redis of yours, host:port; default: one is started"
+    )
+    redis_password_secret: str = Field(
+        default="rayinfer-redis", description="Secret whose key `password` is the Redis's password"
+    )
+    redis_image: str = Field(default="redis:7.4", description="image of the Redis that is started")
+    redis_storage: str = Field(default="1Gi", pattern=QUANTITY, description="size of its volume")
+
+
+class UpgradeSettings(_Settings):
+    """Replacement of the pods where a change needs it; a change of `app` alone keeps them."""
+
+    strategy: Literal["NewCluster", "NewClusterWithIncrementalUpgrade", "None"] = Field(
+        default="NewCluster",
+        description="NewCluster needs twice the GPUs for a while; an incremental upgrade needs a share of them more,"
+        " and a Gateway; None keeps the old pods",
+    )
+    max_surge_percent: int = Field(
+        default=20, ge=1, le=100, description="capacity that the new cluster may add at once"
+    )
+    step_size_percent: int = Field(default=10, ge=1, le=100, description="share of the requests that moves at once")
+    interval_s: int = Field(default=30, ge=1, description="seconds between two moves")
+    gateway_class: str = Field(default="istio", description="GatewayClass of the Gateway that KubeRay makes")
+    delete_old_after_s: int = Field(
+        default=0, ge=0, description="seconds for which the old cluster stays; at least a drain"
+    )
+
+
+class NetworkPolicySettings(_Settings):
+    """Network traffic that is allowed; pods of the service reach each other."""
+
+    client_namespaces: list[str] = Field(default=["default"], description="namespaces whose pods may send requests")
+    operator_namespace: str = Field(default="kuberay-system", description="namespace of the KubeRay operator")
+    monitoring_namespace: str = Field(default="monitoring", description="namespace of Prometheus")
+    egress_cidrs: list[str] = Field(
+        default=["0.0.0.0/0"], description="networks that may be reached by HTTPS, for model downloads; none: []"
+    )
+
+
+class IngressSettings(_Settings):
+    """Requests from outside, by the Gateway API."""
+
+    gateway: str = Field(min_length=1, description="name of the Gateway")
+    gateway_namespace: str = Field(default="", description="namespace of the Gateway; default: the service's")
+    hostnames: list[str] = Field(default=[], description="host names of the service; default: the Gateway's")
+    inference_pool: bool = Field(
+        default=False, description="have an endpoint picker choose the pod, by an InferencePool"
+    )
+    endpoint_picker: str = Field(default="rayinfer-epp", description="Service of the endpoint picker")
+    picker_fails_open: bool = Field(default=True, description="requests go on without the picker when it is lost")
+
+
+class BatchSettings(_Settings):
+    """Offline inference over a file; a retry continues where the last attempt ended."""
+
+    input: str = Field(min_length=1, description="file of rows; a path below /data or s3://...")
+    output: str = Field(min_length=1, description="file of results; the same scheme")
+    workers: int = Field(default=2, ge=2, description="engines, each an actor on a worker")
+    prompt_template: str = Field(default="", description="prompt of a row, such as 'Translate: {text}'")
+    claim: str = Field(default="rayinfer-data", description="claim at /data, which outlives attempts")
+    retries: int = Field(default=3, ge=0, description="further attempts, each on a new cluster")
+    deadline_s: int = Field(default=86_400, ge=60, description="longest time of the job")
+    ttl_s: int = Field(default=600, ge=0, description="seconds for which the cluster stays after the job")
+
+
+class QueueSettings(_Settings):
+    """Kueue: the job or service starts when its quota is free."""
+
+    name: str = Field(default="rayinfer", pattern=r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$", description="LocalQueue")
+    cpus: int = Field(default=16, ge=1, description="quota of CPUs")
+    memory: str = Field(default="64Gi", pattern=QUANTITY, description="quota of memory")
+    gpus: int = Field(default=0, ge=0, description="quota of GPUs")
+    node_labels: dict[str, str] = Field(default={}, description="labels of the nodes that the quota is for")
+
+
+class KserveSettings(_Settings):
+    """KServe: a pod runs `rayinfer serve` and speaks the v2 protocol."""
+
+    model_format: str = Field(default="rayinfer", min_length=1, description="format by which the runtime is chosen")
+    storage_uri: str = Field(default="", description="URL from which KServe loads the model; default: app's model")
+    min_replicas: int = Field(default=1, ge=0, description="fewest pods")
+    max_replicas: int = Field(default=3, ge=1, description="most pods")
+
+
+Manifest = dict[str, Any]
