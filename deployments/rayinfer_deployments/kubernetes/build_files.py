@@ -6,11 +6,12 @@ from typing import Any
 import yaml
 
 from rayinfer.errors import ConfigError
+from rayinfer_deployments.kubernetes.helm_files import helm_files
 from rayinfer_deployments.kubernetes.kustomize_files import HEADER, kustomize_files, overlaid, to_yaml
 from rayinfer_deployments.kubernetes.serve_config import serve_config
 
 BUILT_IN_OVERLAYS = Path(__file__).with_name("overlays.yaml")
-OWNED_FOLDERS = ("base", "overlays")  # all that is in them is written here
+OWNED_FOLDERS = ("base", "overlays", "helm")  # all that is in them is written here
 
 
 def service_files(file: Path, overlays: Path | None = None) -> dict[str, str]:
@@ -21,7 +22,7 @@ def service_files(file: Path, overlays: Path | None = None) -> dict[str, str]:
     for name, changes in variants.items():
         _checked(f"{overlays or 'overlay'} {name}" if overlays else f"{file} with overlay {name}", settings, changes)
     files = {"serve-config.yaml": HEADER + to_yaml(serve_config(service))}
-    return files | kustomize_files(settings, variants)
+    return files | kustomize_files(settings, variants) | helm_files(settings, variants)
 
 
 def write_files(files: dict[str, str], folder: Path) -> int:

@@ -6,6 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
 
+PATH = r"^[A-Za-z0-9_./:@%+=-]+$"
+
 
 class _Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -160,8 +162,8 @@ class IngressSettings(_Settings):
 class BatchSettings(_Settings):
     """Offline inference over a file; a retry continues where the last attempt ended."""
 
-    input: str = Field(min_length=1, description="file of rows; a path below /data or s3://...")
-    output: str = Field(min_length=1, description="file of results; the same scheme")
+    input: str = Field(pattern=PATH, description="file of rows; a path below /data or s3://...")
+    output: str = Field(pattern=PATH, description="file of results; the same scheme")
     workers: int = Field(default=2, ge=2, description="engines, each an actor on a worker")
     prompt_template: str = Field(default="", description="prompt of a row, such as 'Translate: {text}'")
     claim: str = Field(default="rayinfer-data", description="claim at /data, which outlives attempts")

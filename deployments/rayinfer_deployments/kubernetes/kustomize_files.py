@@ -1,5 +1,6 @@
 """Kustomize: a base from the service's file, and overlays that differ from it by merge patches."""
 
+import re
 from typing import Any
 
 import yaml
@@ -7,6 +8,9 @@ import yaml
 from rayinfer_deployments.kubernetes.cluster_settings import Manifest
 from rayinfer_deployments.kubernetes.manifests import manifests
 from rayinfer_deployments.kubernetes.service_file import ServiceFile, service_of
+
+# Kubernetes' reader of YAML takes these for truth values and numbers where PyYAML takes them for texts.
+AMBIGUOUS = re.compile(r"[yYnN]|[-+]?\.?[0-9][0-9a-fA-F_.:+xo-]*")
 
 HEADER = "# Written by `rayinfer build`; change service.yaml or the overlay's settings and build again.\n"
 
@@ -109,7 +113,8 @@ class _BlockDumper(yaml.SafeDumper):  # type: ignore[misc]
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    style = "|" if "\n" in text else "'" if AMBIGUOUS.fullmatch(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _BlockDumper.add_representer(str, _represent_text)

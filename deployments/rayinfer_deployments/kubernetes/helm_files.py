@@ -1,0 +1,92 @@
+"""A Helm chart whose values are the names of service.yaml."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ray
+from pydantic import BaseModel
+
+from rayinfer import __version__
+from rayinfer_deployments.app_args import LLMAppArgs
+from rayinfer_deployments.cluster.ray_environment import Profile
+from rayinfer_deployments.kubernetes.cluster_settings import (
+    AuthSettings,
+    BatchSettings,
+    HighAvailabilitySettings,
+    IngressSettings,
+    KserveSettings,
+    Manifest,
+    NetworkPolicySettings,
+    QueueSettings,
+    WorkerGroup,
+)
+from rayinfer_deployments.kubernetes.kustomize_files import HEADER, merge_patch, overlaid, to_yaml
+from rayinfer_deployments.kubernetes.ray_pods import ray_environment
+from rayinfer_deployments.kubernetes.service_file import ServiceFile
+
+TEMPLATES = Path(__file__).with_name("chart")
+FOLDER = "helm/rayinfer"
+PARTS: dict[str, type[BaseModel]] = {
+    "auth": AuthSettings,
+    "batch": BatchSettings,
+    "high_availability": HighAvailabilitySettings,
+    "ingress": IngressSettings,
+    "kserve": KserveSettings,
+    "network_policy": NetworkPolicySettings,
+    "queue": QueueSettings,
+    "worker": WorkerGroup,
+}
+
+
+def helm_files(settings: dict[str, Any], overlays: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Write the chart, and values for each overlay: texts by path."""
+    base = _values(overlaid(settings, {}))
+    chart = {
+        "apiVersion": "v2",
+        "name": "rayinfer",
+        "description": "An inference service for language models on KubeRay",
+        "type": "application",
+        "version": __version__,
+        "appVersion": ray.__version__,
+    }
+    files = {
+        f"{FOLDER}/Chart.yaml": HEADER + to_yaml(chart),
+        f"{FOLDER}/values.yaml": HEADER + to_yaml(base),
+        f"{FOLDER}/values.schema.json": json.dumps(_schema(), indent=1) + "\n",
+    }
+    for template in sorted(TEMPLATES.iterdir()):
+        files[f"{FOLDER}/templates/{template.name}"] = template.read_text()
+    for name, changes in overlays.items():
+        patch = merge_patch(base, _values(overlaid(settings, changes)))
+        files[f"helm/values/{name}.yaml"] = HEADER + to_yaml(patch)
+    return files
+
+
+def _values(service: ServiceFile) -> Manifest:
+    """Return a service's settings with their defaults, and what the chart needs besides."""
+    profiles = {profile.value: service.model_copy(update={"profile": profile, "auth": None}) for profile in Profile}
+    return service.model_dump(mode="json") | {
+        "environments": {name: ray_environment(profiled) for name, profiled in profiles.items()},
+        "profile_limits": {profile.value: profile.limits for profile in Profile},
+        "defaults": {name: _defaults(part) for name, part in PARTS.items()},
+    }
+
+
+def _defaults(part: type[BaseModel]) -> Manifest:
+    return {name: field.default for name, field in part.model_fields.items() if not field.is_required()}
+
+
+def _schema() -> Manifest:
+    """Return the schema by which Helm refuses unknown values, those of the application's arguments too."""
+    schema = ServiceFile.model_json_schema()
+    app = LLMAppArgs.model_json_schema()
+    schema["$defs"] |= app.pop("$defs")
+    schema["properties"]["app"] = app
+    schema["properties"] |= {
+        "environments": {"type": "object"},
+        "profile_limits": {"type": "object"},
+        "defaults": {"type": "object"},
+        "global": {"type": "object"},
+    }
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema
