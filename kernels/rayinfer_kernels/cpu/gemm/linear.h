@@ -11,13 +11,15 @@
 
 namespace rayinfer {
 
-enum class Activation : int32_t { none = 0, silu = 1, gelu_tanh = 2 };
+enum class Activation : int32_t { none = 0, silu = 1, gelu_tanh = 2, gelu = 3, relu = 4 };
 
 inline Float activate(Activation activation, Float x) {
     switch (activation) {
         case Activation::none: return x;
         case Activation::silu: return silu(x);
         case Activation::gelu_tanh: return gelu_tanh(x);
+        case Activation::gelu: return gelu(x);
+        case Activation::relu: return relu(x);
     }
     return x;
 }
