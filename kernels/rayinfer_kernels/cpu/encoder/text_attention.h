@@ -32,6 +32,7 @@ class TextAttention {
     // Computes one head of one text; `put(token, column, values, left)` takes a vector of results at a time.
     template <class Put>
     void run(const TextAttentionShape& shape, TextHeads text, int64_t head, const Put& put) {
+        if (text.length == 0) return;
         begin(shape, text, head);
         for (int64_t first = 0; first < text.length; first += rows_at_once_) {
             const int64_t count = std::min(rows_at_once_, text.length - first);
