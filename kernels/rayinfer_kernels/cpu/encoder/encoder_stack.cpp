@@ -20,7 +20,7 @@ namespace {
 // Tokens of a group: fewer would read the weights too often, and more leave the second level cache.
 constexpr int64_t kFewestTokens = 32;
 constexpr int64_t kMostTokens = 96;
-constexpr int64_t kGroupsPerThread = 4;
+constexpr int64_t kGroupsPerThread = 2;  // of what is left: the last groups are small, so that threads end together
 constexpr double kWorstBalance = 1.3;  // of the longest group's time over an equal share, for groups of their own
 
 struct ThreadMemory {
@@ -41,11 +41,14 @@ struct EncoderMemory {
 // Cuts neighbors into groups of similar sizes, the largest first.
 void cut_groups(Texts texts, int num_threads, std::vector<Range>& groups) {
     auto tokens_of = [&](Range group) { return texts.starts[group.end] - texts.starts[group.begin]; };
-    const int64_t share = texts.num_tokens() / (num_threads * kGroupsPerThread);
-    const int64_t enough = std::clamp(share, kFewestTokens, kMostTokens);
+    int64_t enough = 0;
     groups.clear();
     for (int64_t text = 0; text < texts.count; ++text) {
-        if (groups.empty() || tokens_of(groups.back()) >= enough) groups.push_back({text, text});
+        if (groups.empty() || tokens_of(groups.back()) >= enough) {
+            const int64_t left = texts.starts[texts.count] - texts.starts[text];
+            enough = std::clamp(left / (num_threads * kGroupsPerThread), kFewestTokens, kMostTokens);
+            groups.push_back({text, text});
+        }
         groups.back().end = text + 1;
     }
     std::stable_sort(groups.begin(), groups.end(), [&](Range a, Range b) { return tokens_of(a) > tokens_of(b); });
