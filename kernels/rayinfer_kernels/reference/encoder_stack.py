@@ -55,7 +55,8 @@ class TorchEncoderStack:
             most, positions = self._position_bias.shape[1] // 2, torch.arange(len(heads))
             distances = (positions[:, None] - positions).clamp(-most, most)
             scores = scores + self._position_bias[:, distances + most]
-        return (scores.softmax(-1) @ value).transpose(0, 1).flatten(1)
+        attended: torch.Tensor = scores.softmax(-1) @ value
+        return attended.transpose(0, 1).flatten(1)
 
     def _norm(self, x: torch.Tensor, norm: NormWeights) -> torch.Tensor:
         return F.layer_norm(x, x.shape[-1:], norm.weight.float(), norm.bias.float(), self._shape.eps)

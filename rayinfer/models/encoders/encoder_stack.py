@@ -64,8 +64,8 @@ def _weights(layer: torch.nn.Module) -> ops.EncoderLayerWeights | None:
 
 
 def _activation(layer: torch.nn.Module) -> str | None:
-    is_known = isinstance(layer, EncoderLayer) and isinstance(layer.mlp.inner, FeedForward)
-    return layer.mlp.inner.kernel_activation if is_known else None
+    feed_forward = layer.mlp.inner if isinstance(layer, EncoderLayer) else None
+    return feed_forward.kernel_activation if isinstance(feed_forward, FeedForward) else None
 
 
 def _norm(norm: torch.nn.Module) -> ops.NormWeights | None:
