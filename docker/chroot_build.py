@@ -128,7 +128,7 @@ class ChrootBuild:
         if words[0].startswith("--from="):
             source = self.stage(words.pop(0).removeprefix("--from="), instructions).folder
         *names, target = words
-        to = stage.folder / os.path.normpath(os.path.join(stage.workdir, target)).lstrip("/")
+        to = stage.folder / os.path.normpath(Path(stage.workdir) / target).lstrip("/")
         for name in names:
             path = source / name.lstrip("/")
             if path.is_dir():
@@ -187,8 +187,9 @@ def _debootstrap(folder: Path) -> None:
     packages = "ca-certificates,python3,python3-venv,libstdc++6"
     release = "bookworm"
     subprocess.run(["debootstrap", "--variant=minbase", f"--include={packages}", release, str(folder)], check=True)
-    for file in [*Path("/etc/apt").glob("sources.list*"), *Path("/etc/apt/apt.conf.d").glob("*")]:
-        if file.is_file() and "docker" not in file.name:
+    apt = Path("/etc/apt")
+    for file in [apt / "sources.list", *apt.glob("sources.list.d/*"), *apt.glob("apt.conf.d/*registry*")]:
+        if file.is_file():
             shutil.copy2(file, folder / file.relative_to("/"))
     (folder / "usr/local/bin/python").symlink_to("/usr/bin/python3")
 
