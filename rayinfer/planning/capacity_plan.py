@@ -40,7 +40,7 @@ class CapacityPlan:
     model: ModelFootprint
     hardware: Hardware
     objectives: Objectives
-    efficiency: Efficiency
+    times: StepTimes
     kv_tokens: int
     max_num_seqs: int  # that the cache and the settings allow of these requests
     prefill_s: float
@@ -52,7 +52,9 @@ class CapacityPlan:
 
     def as_json(self) -> dict[str, Any]:
         """Return all figures for scripts."""
-        return asdict(self)
+        found = asdict(self)
+        times = found.pop("times")  # it has model and hardware, too
+        return found | {"efficiency": times["efficiency"]}
 
     def tables(self) -> list[Table]:
         """Return the figures with their bases: counted, measured or estimated."""
@@ -72,7 +74,7 @@ class CapacityPlan:
         return Table("Memory of an engine", HEADS, rows)
 
     def _times(self) -> Table:
-        basis = f"estimated: roofline, shares {self.efficiency.source}"
+        basis = f"estimated: roofline, shares {self.times.efficiency.source}"
         prompt = self.objectives.prompt_len
         rows = [
             ("read", f"{self.hardware.read_bytes_per_s / 1e9:,.0f} GB/s", self.hardware.basis),
@@ -149,7 +151,7 @@ def make_plan(
         model=model,
         hardware=hardware,
         objectives=objectives,
-        efficiency=efficiency,
+        times=times,
         kv_tokens=kv_tokens,
         max_num_seqs=max_num_seqs,
         prefill_s=times.prefill_s(objectives.prompt_len),

@@ -1,7 +1,8 @@
 """`rayinfer plan`: memory, times and number of engines for a model, a device and objectives."""
 
 import json
-from typing import Annotated
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import typer
 
@@ -27,6 +28,9 @@ def plan(
     memory_gb: Annotated[float | None, typer.Option(min=0.1, rich_help_panel=LIMITS, help="memory")] = None,
     bandwidth_gb_s: Annotated[float | None, typer.Option(min=0.1, rich_help_panel=LIMITS, help="bytes read")] = None,
     tflops: Annotated[float | None, typer.Option(min=0.001, rich_help_panel=LIMITS, help="bfloat16, dense")] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="build an engine here and measure the times beside the estimates")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
 ) -> None:
     """Estimate an engine's memory and speed, and the number of engines for a load."""
@@ -49,10 +53,19 @@ def plan(
         hardware = find_card(gpu, memory_gb, bandwidth_gb_s, tflops).times(tensor_parallel_size)
     objectives = Objectives(rate=rate, ttft_s=ttft, itl_s=itl, prompt_len=input_len, output_len=output_len)
     made = make_plan(footprint, hardware, objectives, quantization=quantization)
+    times = []
+    if compare:
+        from rayinfer.planning.comparison import compare_with_engine, comparison_table
+
+        settings: dict[str, Any] = {"dtype": dtype, "quantization": quantization, "kv_cache_dtype": kv_cache_dtype}
+        settings |= {"num_threads": threads} if gpu == CPU else {"tensor_parallel_size": tensor_parallel_size}
+        times = compare_with_engine(made, model, settings, lambda text: typer.echo(text, err=True))
     if as_json:
-        typer.echo(json.dumps(made.as_json(), indent=2))
+        compared = [asdict(each) | {"error": each.error} for each in times]
+        typer.echo(json.dumps(made.as_json() | {"compared": compared}, indent=2))
         return
-    for table in made.tables():
+    compared_tables = [comparison_table(times, "An engine in this process")] if times else []
+    for table in [*made.tables(), *compared_tables]:
         typer.echo("\n".join(["", table.title, *table.lines()]))
     if tensor_parallel_size > 1:
         typer.echo(f"\nNot counted: communication between the {tensor_parallel_size} devices of an engine.")
