@@ -14,7 +14,7 @@ from rayinfer.planning.capacity_plan import CapacityPlan
 from rayinfer.sampling_params import SamplingParams
 
 REPEAT = 5
-NUM_STEPS = 32
+NUM_STEPS = 24
 BATCHES = (1, 8, 32)
 HEADS = ("", "estimated, ms", "measured, ms", "error, %")
 
@@ -50,23 +50,36 @@ def compare_with_engine(
         highest = plan.model.vocab_size - 1
         return [[chance.randint(FIRST_TOKEN_ID, highest) for _ in range(prompt_len)] for _ in range(count)]
 
-    found = []
     with LLM(model, enable_prefix_caching=False, **settings) as llm:
-
-        def seconds(batch: int, num_tokens: int) -> float:
-            asked = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-            given = prompts(batch)
-            started = time.perf_counter()
-            llm.generate(given, asked, use_tqdm=False)
-            return time.perf_counter() - started
-
-        seconds(1, 2)
+        _step_times(llm, prompts(1))  # caches and threads are warm then
         log("prefill")
-        measured = statistics.median(seconds(1, 1) for _ in range(REPEAT))
-        found.append(ComparedTime(f"prefill of {prompt_len:,} tokens", plan.prefill_s, measured))
+        measured = statistics.median(_prefill_s(llm, prompts(1)[0]) for _ in range(REPEAT))
+        found = [ComparedTime(f"prefill of {prompt_len:,} tokens", plan.prefill_s, measured)]
         for batch in sorted({min(each, plan.max_num_seqs) for each in BATCHES}):
             log(f"decoding steps of {batch}")
-            runs = [(seconds(batch, 1 + NUM_STEPS) - seconds(batch, 1)) / NUM_STEPS for _ in range(REPEAT)]
             estimated = plan.times.decode_step_s(batch, prompt_len + NUM_STEPS / 2)
-            found.append(ComparedTime(f"decoding step of {batch}", estimated, statistics.median(runs)))
+            found.append(ComparedTime(f"decoding step of {batch}", estimated, _step_times(llm, prompts(batch))))
     return found
+
+
+def _prefill_s(llm: LLM, prompt: list[int]) -> float:
+    started = time.perf_counter()
+    llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True), use_tqdm=False)
+    return time.perf_counter() - started
+
+
+def _step_times(llm: LLM, prompts: list[list[int]]) -> float:
+    """Return the median time of the steps in which every prompt is answered with a token."""
+    most = 2 * NUM_STEPS + len(prompts) * (1 + len(prompts[0]) // 128)  # the first one outlives the others' prefill
+    asked = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True)
+    ids = [llm.add_request(prompt, asked) for prompt in prompts]
+    seconds: list[float] = []
+    while len(seconds) <= NUM_STEPS and llm.has_unfinished_requests():
+        started = time.perf_counter()
+        outputs = llm.step()
+        # The first of these steps may have had the rest of a prompt.
+        if len(outputs) == len(prompts) and all(len(each.outputs[0].token_ids) > 1 for each in outputs):
+            seconds.append(time.perf_counter() - started)
+    for request_id in ids:
+        llm.abort(request_id)
+    return statistics.median(seconds[1:])
