@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="folder of the stages' root file systems")
     parser.add_argument("--target", default="cpu")
     parser.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--bind", action="append", default=[], metavar="FOLDER", help="folder of this machine to show")
+    parser.add_argument("--bind", action="append", default=[], metavar="FROM[:TO]", help="folder of this machine")
     options = parser.parse_args()
     build = ChrootBuild(options.folder.absolute(), dict(each.split("=", 1) for each in options.build_arg), options.bind)
     instructions = list(read_instructions((ROOT / "docker" / "Dockerfile").read_text()))
@@ -145,10 +145,11 @@ class ChrootBuild:
         environment = {"PATH": path, "HOME": "/root"} | passed_on | stage.arguments | stage.environment
         mounts = [f"mount --rbind {each} {stage.folder}{each}" for each in MOUNTS]
         for each in [*HOST_FILES, *self._binds]:
-            if Path(each).exists():
-                to = Path(f"{stage.folder}{each}")
-                (to.mkdir(parents=True, exist_ok=True) if Path(each).is_dir() else to.touch())
-                mounts.append(f"mount --bind {each} {to}")
+            source, _, target = each.partition(":")
+            if Path(source).exists():
+                to = Path(f"{stage.folder}{target or source}")
+                (to.mkdir(parents=True, exist_ok=True) if Path(source).is_dir() else to.touch())
+                mounts.append(f"mount --bind {source} {to}")
         inside = f"cd {shlex.quote(stage.workdir)} && exec {shlex.join(command)}"
         chroot = ["chroot", f"--userspec={stage.user}", str(stage.folder), "/bin/bash", "-c", inside]
         script = " && ".join([*mounts, f"exec {shlex.join(chroot)}"])
