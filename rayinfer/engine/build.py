@@ -118,6 +118,7 @@ def _assemble(model: ModelConfig, worker: Worker, executor: Executor, name: str,
         default_sampling_params=defaults,
         bad_token_sequences=() if seq2seq is None else seq2seq.bad_token_sequences,
         kernels=_kernels(any_device(), torch_dtype(config.dtype, model)),
+        device=_device(any_device(), config.num_ranks),
     )
     _logger.info("engine for %s: %s", description.name, description.capacity)
     parts: dict[str, Any] = {
@@ -152,6 +153,15 @@ def _kernels(device: torch.device, dtype: torch.dtype) -> str:
     if not rayinfer_kernels.has_kernels(device, dtype):
         return "torch"
     return rayinfer_kernels.cpu_kernels_status().path if device.type == "cpu" else "triton"
+
+
+def _device(device: torch.device, num_ranks: int) -> str:
+    """Name the CPU threads or GPUs of an engine."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        return name if num_ranks == 1 else f"{num_ranks} x {name}"
+    num_threads = torch.get_num_threads() * num_ranks
+    return f"{num_threads} CPU thread{'' if num_threads == 1 else 's'}"
 
 
 def _check_determinism(device: torch.device, dtype: torch.dtype) -> None:

@@ -25,6 +25,7 @@ from rayinfer.metrics.service_metrics import CONTENT_TYPE, ServiceMetrics
 from rayinfer.servers.access.access_log import AccessLog
 from rayinfer.servers.access.middleware import AccessMiddleware
 from rayinfer.servers.access.usage import add_usage_routes
+from rayinfer.servers.access.web_origins import OriginCheck, OriginPolicy
 from rayinfer.servers.anthropic.endpoints import AnthropicEndpoints
 from rayinfer.servers.anthropic.routes import MESSAGES, add_anthropic_routes
 from rayinfer.servers.caller import recognized_caller, trust_tenant_header
@@ -54,6 +55,7 @@ from rayinfer.servers.openapi import (
     responses,
 )
 from rayinfer.servers.pooling.routes import POOLING_PATHS, add_pooling_routes
+from rayinfer.servers.operations import ServiceOperator, add_operation_routes
 from rayinfer.servers.prediction.body_limits import BodyLimits
 from rayinfer.servers.prediction.image_classification import IMAGE_PATH, add_image_routes
 from rayinfer.servers.prediction.service import PredictionService
@@ -67,7 +69,7 @@ from rayinfer.servers.tei.routes import TEI_PATHS, add_tei_routes
 from rayinfer.servers.tgi.endpoints import TgiEndpoints
 from rayinfer.servers.tgi.routes import TGI_GENERATION_PATHS, add_tgi_routes
 from rayinfer.servers.traces import add_trace_routes
-from rayinfer.servers.web.live import LiveSamples, add_live_route
+from rayinfer.servers.web.live import LiveSamples, ScalingDecisionsOf, add_live_route
 from rayinfer.servers.web.pages import add_web_routes
 from rayinfer.traces.trace_store import TraceStore
 
@@ -102,12 +104,16 @@ def build_app(
     access_log: AccessLog | None = None,
     price_per_engine_hour: float = 0.0,
     cors_origins: Sequence[str] = (),
+    allowed_hosts: Sequence[str] = (),
+    is_local: bool = False,
     other_metrics: OtherMetrics | None = None,
     request_limits: RequestLimits = DEFAULT_REQUEST_LIMITS,
     trusts_request_chat_template: bool = False,
     kserve: InferenceService | None = None,
     batches: BatchServices | None = None,
     response_store: ResponseStore | None = None,
+    operator: ServiceOperator | None = None,
+    scaling_decisions: ScalingDecisionsOf | None = None,
 ) -> FastAPI:
     """Build the application over `models`, a mapping that may be filled and change while it serves.
 
@@ -117,7 +123,9 @@ def build_app(
     through a gateway that sets it; with `trusts_request_chat_template`, they may send programs, which templates are,
     for the service to run. A `kserve` that is shared with gRPC has a generation service of its own, which takes the
     place of one over `models`, and may have tensor models. With `access`, all but `open_paths.py` needs a key.
-    `response_store` has responses; they are in memory without one. Web pages of `cors_origins` may use the service.
+    `response_store` has responses; they are in memory without one. Web pages of `cors_origins` may use the service,
+    under the names in `allowed_hosts`; with `is_local` it listens on loopback only (`web_origins.py`). `operator` runs
+    commands on the whole service, with `enable_engine_control`; `scaling_decisions` returns a model's.
     """
     app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False, **NO_PAGES)
     trust_tenant_header(app, trusts_tenant_header)
@@ -125,6 +133,8 @@ def build_app(
     if access is not None or access_log is not None:
         app.add_middleware(AccessMiddleware, access=access, metrics=metrics, log=access_log)
     _allow_web_pages(app, cors_origins)
+    policy = OriginPolicy(cors_origins, allowed_hosts, is_local=is_local, has_keys=access is not None)
+    app.add_middleware(OriginCheck, policy=policy, metrics=metrics)
     if kserve is None:
         service = GenerationService(models, request_timeout_s, traces, request_limits, access)
         kserve = InferenceService(service, ModelRepository(models))
@@ -139,13 +149,17 @@ def build_app(
     _add_error_handlers(app, metrics)
     _add_protocols(app, kserve, body_limits, trusts_request_chat_template=trusts_request_chat_template)
     _add_service_routes(app, models, metrics, other_metrics)
+    samples = LiveSamples(models, metrics, other_metrics, scaling_decisions)
+    add_live_route(app, models, samples, has_operations=enable_engine_control)
     add_server_info_routes(app, kserve.generation)
-    add_trace_routes(app, traces)
+    add_trace_routes(app, traces, models)
     _add_stored(app, kserve.generation, batches, response_store)
     if access is not None:
         add_usage_routes(app, access, price_per_engine_hour)
     if enable_engine_control:
         add_engine_control_routes(app, models)
+        if operator is not None:
+            add_operation_routes(app, models, operator)
     _complete_document(app)
     return app
 
@@ -262,7 +276,6 @@ def _add_service_routes(
                 include_in_schema=alias == path,
             )
             app.add_api_route(alias, endpoint, methods=["HEAD"], response_class=Response, include_in_schema=False)
-    add_live_route(app, models, LiveSamples(models, metrics, other_metrics))
     add_web_routes(app)
 
 

@@ -13,4 +13,5 @@ class AccessSettings:
     price_per_engine_hour: float = 0.0
     log: str | None = None
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     tls: HttpTlsFiles | None = None
