@@ -93,7 +93,8 @@ class ScalingPolicy:
         by_tokens = waiting.waiting_tokens / settings.target_waiting_tokens if waiting.num_waiting > 1 else 0.0
         if by_tokens >= self._engines_in_use(load) / settings.target_usage:
             return f"{waiting.waiting_tokens} prompt tokens wait, {settings.target_waiting_tokens} an engine may"
-        return f"engines are {self._engines_in_use(load) / load.num_engines:.0%} full, {settings.target_usage:.0%} is the target"
+        usage = self._engines_in_use(load) / load.num_engines
+        return f"engines are {usage:.0%} full, {settings.target_usage:.0%} is the target"
 
     def _note(self, now_s: float, target: int, load: ModelLoad) -> None:
         if self._reports_since is None:

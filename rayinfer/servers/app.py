@@ -29,7 +29,6 @@ from rayinfer.servers.access.web_origins import OriginCheck, OriginPolicy
 from rayinfer.servers.anthropic.endpoints import AnthropicEndpoints
 from rayinfer.servers.anthropic.routes import MESSAGES, add_anthropic_routes
 from rayinfer.servers.caller import recognized_caller, trust_tenant_header
-from rayinfer.servers.engine_control import add_engine_control_routes
 from rayinfer.servers.error_formats import error_format_of
 from rayinfer.servers.error_responses import error_response, json_response, refusal_reason, status_response
 from rayinfer.servers.generation.service import GenerationService
@@ -54,8 +53,9 @@ from rayinfer.servers.openapi import (
     remove_validation_errors,
     responses,
 )
+from rayinfer.servers.operators.engine_control import add_engine_control_routes
+from rayinfer.servers.operators.operations import ServiceOperator, add_operation_routes
 from rayinfer.servers.pooling.routes import POOLING_PATHS, add_pooling_routes
-from rayinfer.servers.operations import ServiceOperator, add_operation_routes
 from rayinfer.servers.prediction.body_limits import BodyLimits
 from rayinfer.servers.prediction.image_classification import IMAGE_PATH, add_image_routes
 from rayinfer.servers.prediction.service import PredictionService
@@ -68,7 +68,7 @@ from rayinfer.servers.shared_paths import SharedEndpoints, add_info_routes, add_
 from rayinfer.servers.tei.routes import TEI_PATHS, add_tei_routes
 from rayinfer.servers.tgi.endpoints import TgiEndpoints
 from rayinfer.servers.tgi.routes import TGI_GENERATION_PATHS, add_tgi_routes
-from rayinfer.servers.traces import add_trace_routes
+from rayinfer.servers.traces.endpoints import add_trace_routes
 from rayinfer.servers.web.live import LiveSamples, ScalingDecisionsOf, add_live_route
 from rayinfer.servers.web.pages import add_web_routes
 from rayinfer.traces.trace_store import TraceStore

@@ -1,11 +1,18 @@
 """The web page in a browser, over a running service."""
 
+import json
+import os
+import signal
 import time
+from dataclasses import replace
 
 import pytest
+from PIL import Image
 
 from rayinfer.metrics.service_metrics import ServiceMetrics
+from rayinfer.outputs import EngineStats
 from rayinfer.servers.app import build_app
+from support.faults.cli_processes import run_cli
 from support.services.served_application import served
 
 pytestmark = pytest.mark.ui
@@ -24,6 +31,10 @@ def choose_settings(page, **values):
     page.locator("select option").first.wait_for(state="attached")
     for name, value in values.items():
         page.locator(f"input[name={name}]").first.fill(str(value))
+
+
+def open_more(page):
+    page.locator(".more summary", has_text="More").first.click()
 
 
 def ask(page, text=QUESTION):
@@ -52,6 +63,10 @@ def test_chat_streams_stops_edits_and_starts_again(visit, service):
     page.locator(".message.user", has_text="Another question").wait_for()
     page.get_by_role("button", name="New chat").click()
     assert page.locator(".message").count() == 0
+    page.get_by_label("Conversation", exact=True).first.select_option(label="Another question")
+    page.locator(".message.user", has_text="Another question").wait_for()
+    page.get_by_role("button", name="Delete").click()
+    assert page.locator("option", has_text="Another question").count() == 0
 
 
 def test_two_settings_answer_side_by_side(visit, service):
@@ -67,6 +82,7 @@ def test_two_settings_answer_side_by_side(visit, service):
 
 def test_an_answer_follows_a_json_schema(visit, service):
     page = visit(service).page
+    open_more(page)
     schema = page.get_by_label("JSON schema of the answer").first
     schema.fill("{")
     ask(page)
@@ -105,13 +121,15 @@ def test_an_alternative_of_a_token_goes_on_from_there(visit, service):
 
 def test_the_live_view_shows_rates_and_engines(visit, service):
     live, chat = visit(f"{service}/#live").page, visit(service).page
-    live.locator(".engine", has_text="running").wait_for()
+    live.locator(".engine", has_text="0 running").nth(1).wait_for()
     choose_settings(chat, max_tokens=8000)
     ask(chat)
     live.locator(".engine", has_text="1 running").wait_for()
     live.locator("dl div", has_text="Tokens/s out").locator("dd", has_text="0.0").wait_for(state="detached")
     chat.get_by_role("button", name="Stop").click()
-    live.locator(".engine", has_text="0 running").wait_for()
+    live.locator(".engine", has_text="0 running").nth(1).wait_for()
+    live.locator(".engine", has_text="CPU thread").first.wait_for()
+    live.locator(".engine", has_text="cached").first.wait_for()
 
 
 def test_the_trace_of_an_answer_is_one_link_away(visit, service):
@@ -121,6 +139,12 @@ def test_the_trace_of_an_answer_is_one_link_away(visit, service):
     page.get_by_role("link", name="trace").click()
     page.locator(".trace tbody tr").nth(2).wait_for()
     assert "tiny" in page.locator(".trace h2").inner_text()
+    assert page.locator(".waterfall .bar-part.decode").count() == 1
+    assert "on its way to" in page.locator(".phases").inner_text()
+    page.get_by_role("link", name="All recent requests").click()
+    page.locator(".trace tbody tr", has_text="length").first.wait_for()
+    page.locator(".trace tbody a").first.click()
+    page.locator(".waterfall").wait_for()
 
 
 def test_the_paths_of_the_service_are_listed(visit, service):
@@ -157,6 +181,21 @@ def test_hostile_content_is_shown_as_text(visit, fake_models, content):
         assert page.locator("main img, main script").count() == 0
 
 
+@pytest.mark.parametrize("content", HOSTILE[:4], ids=["tag", "script", "bidi", "ansi"])
+def test_hostile_names_are_shown_as_text(visit, fake_models, content):
+    model = replace(fake_models.pop("fake"), name=content)
+    model.generator.engines = {content: EngineStats(kv_blocks_total=4)}
+    metrics = ServiceMetrics()
+    metrics.queued_by(content)[content, 0] = 2
+    with served(build_app({content: model}, metrics)) as url:
+        page = visit(f"{url}/#live").page
+        page.locator(".engine .name").wait_for()
+        assert page.locator(".engine .name").text_content() == content
+        assert page.locator(".card h2").first.text_content().startswith(content)
+        assert page.locator("td", has_text=content[:5]).count() == 1
+        assert page.locator("main img, main script").count() == 0
+
+
 def test_a_key_is_kept_in_memory_only(visit, service):
     page = visit(service).page
     page.get_by_label("API key").fill("ri-secret")
@@ -165,6 +204,128 @@ def test_a_key_is_kept_in_memory_only(visit, service):
     assert "ri-secret" not in stored
     page.reload()
     assert page.get_by_label("API key").input_value() == ""
+
+
+def test_operators_scale_pause_drain_and_reload_after_a_confirmation(visit, service, tiny_model):
+    page = visit(f"{service}/#live").page
+    page.get_by_role("button", name="Scale").click()
+    page.get_by_role("button", name="Cancel").click()
+    act(page, "Pause", "Pause")
+    page.locator(".engine", has_text="paused").nth(1).wait_for()
+    act(page, "Resume", "Resume")
+    page.locator(".engine .good", has_text="running").nth(1).wait_for()
+    page.get_by_role("button", name="Drain").first.click()
+    page.locator("dialog").get_by_role("button", name="Drain").click()
+    page.locator(".marks li", has_text="is gone").first.wait_for(timeout=60_000)
+    page.locator(".marks li", has_text="joined").first.wait_for(timeout=60_000)
+    page.get_by_role("button", name="Reload").click()
+    page.get_by_label("Weights").fill(str(tiny_model))
+    page.locator("dialog").get_by_role("button", name="Reload").click()
+    page.locator(".card", has_text="Reloading: done").wait_for(timeout=90_000)
+    page.get_by_role("button", name="Scale").click()
+    page.get_by_label("Engines").fill("2")
+    page.locator("dialog").get_by_role("button", name="Scale").click()
+    page.locator(".card", has_text="Scaling: done").wait_for(timeout=90_000)
+
+
+def test_an_answer_goes_on_when_its_engine_is_killed(visit, service, serve_command):
+    live, chat = visit(f"{service}/#live").page, visit(service).page
+    live.locator(".engine", has_text="0 running").nth(1).wait_for()
+    choose_settings(chat, max_tokens=6000, temperature=0)
+    ask(chat)
+    busy = live.locator(".engine", has_text="1 running").locator(".name")
+    busy.wait_for()
+    (engine,) = pids(serve_command, "engine", busy.inner_text())
+    os.kill(engine, signal.SIGKILL)
+    live.locator(".marks li", has_text="1 stream migrated").wait_for()
+    live.locator(".marks li.bad", has_text="is gone").first.wait_for()
+    live.locator(".engine", has_text="1 running").wait_for()
+    before = len(chat.locator(".message.assistant .text").text_content())
+    chat.wait_for_function(
+        "before => document.querySelector('.message.assistant .text').textContent.length > before", arg=before
+    )
+    chat.get_by_role("button", name="Stop").click()
+    chat.locator(".figures", has_text="stopped").wait_for()
+    chat.get_by_role("link", name="trace").click()
+    chat.locator(".phases", has_text="migrates from").wait_for()
+    live.locator(".engine", has_text="0 running").nth(1).wait_for(timeout=90_000)
+
+
+def test_the_page_connects_again_to_a_restarted_router(visit, service, serve_command):
+    opened = visit(f"{service}/#live")
+    opened.expected = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_CONNECTION_RESET", "503")
+    opened.page.locator("#ready", has_text="ready").wait_for()
+    (router,) = pids(serve_command, "router")
+    os.kill(router, signal.SIGKILL)
+    opened.page.locator("#ready", has_text="unreachable").wait_for(timeout=30_000)
+    opened.page.locator("#ready.good").wait_for(timeout=60_000)
+    opened.page.locator("[role=status]", has_text="Live from 1 router").wait_for(timeout=30_000)
+
+
+def test_keys_decide_what_a_page_shows(visit, keyed_service):
+    opened = visit(f"{keyed_service.url}/#live")
+    opened.expected = ("401",)
+    page = opened.page
+    page.locator("[role=status]", has_text="needs an API key").wait_for()
+    enter_key(page, keyed_service.infer)
+    page.locator(".engine").wait_for()
+    assert page.get_by_role("button", name="Drain").count() == 0
+    enter_key(page, keyed_service.operate)
+    page.get_by_role("button", name="Drain").wait_for()
+    page.goto(f"{keyed_service.url}/#chat")
+    enter_key(page, keyed_service.infer)
+    choose_settings(page, max_tokens=3)
+    ask(page)
+    page.locator(".figures", has_text="3 tokens").wait_for()
+
+
+def enter_key(page, key):
+    page.get_by_label("API key").fill(key)
+    page.keyboard.press("Enter")
+
+
+def act(page, label, confirmed):
+    page.get_by_role("button", name=label).click()
+    page.locator("dialog").get_by_role("button", name=confirmed).click()
+
+
+def pids(command, role, replica=None):
+    """List the processes of a role; each engine's replica is named in the live view by its end."""
+    listed = json.loads(run_cli("ps", "--json", cache=command.cache).stdout)
+    return [
+        row["pid"] for row in listed if row["role"] == role and (replica is None or replica.endswith(row["replica"]))
+    ]
+
+
+def test_tools_are_called_and_answered(visit, fake_models):
+    generator = fake_models["fake"].generator
+    generator.pieces = ('<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>',)
+    with served(build_app(fake_models, ServiceMetrics())) as url:
+        page = visit(url).page
+        open_more(page)
+        function = {"name": "add", "parameters": {"type": "object", "properties": {"a": {}, "b": {}}}}
+        page.get_by_label("Tools (JSON)").first.fill(json.dumps([{"type": "function", "function": function}]))
+        ask(page, "What is 1 + 2?")
+        page.locator(".calls", has_text='add({"a": 1, "b": 2})').wait_for()
+        generator.pieces = ("It is 3.",)
+        page.get_by_label("Result of add").fill("3")
+        page.get_by_role("button", name="Send results").click()
+        page.locator(".message.assistant", has_text="It is 3.").wait_for()
+        assert page.locator(".message.tool", has_text="Result of add").count() == 1
+        page.get_by_role("button", name="curl").click()
+        assert '"role": "tool"' in page.locator("dialog pre").inner_text()
+
+
+def test_a_model_of_images_gets_an_image(visit, image_models, tmp_path):
+    image = tmp_path / "red.png"
+    Image.new("RGB", (32, 32), "red").save(image)
+    with served(build_app(image_models, ServiceMetrics())) as url:
+        page = visit(url).page
+        page.get_by_label("Image").set_input_files(image)
+        page.get_by_label("Message").click()
+        page.get_by_role("button", name="Send").click()
+        page.locator(".labels li", has_text="%").first.wait_for()
+        assert page.locator(".message.user", has_text="Image red.png").count() == 1
 
 
 def test_the_page_fits_a_narrow_window(visit, service):

@@ -228,8 +228,8 @@ def _wait_for_all_routers(service: Service, cluster: "Cluster") -> None:
 
 
 def _are_routers_ready(service: Service, num_routers: int) -> bool:
-    from rayinfer_deployments.cluster.service_record import control_socket_path
     from rayinfer_deployments.cluster.control_client import ask
+    from rayinfer_deployments.cluster.service_record import control_socket_path
 
     routers = ask(control_socket_path(service.port), "status", timeout_s=ALL_ROUTERS_S)["routers"]
     return len(routers) >= num_routers and all(model["ready"] for router in routers for model in router["models"])
@@ -274,8 +274,8 @@ def _described(service: Service, url: str) -> list[str]:
     """Query the engines' sizes and defaults, unless no router reports soon, and end with an example of a request."""
     from rayinfer.errors import RayinferError
     from rayinfer_deployments.cli.start_lines import capacity_lines, default_lines, example_command
-    from rayinfer_deployments.cluster.service_record import control_socket_path
     from rayinfer_deployments.cluster.control_client import ask
+    from rayinfer_deployments.cluster.service_record import control_socket_path
 
     first, has_keys = next(iter(service.models)), bool(service.options.get("api_keys"))
     lines: list[str] = []

@@ -23,6 +23,11 @@ class ScalingDecision:
     after: int
     reason: str
 
+    def is_repeated_by(self, later: "ScalingDecision") -> bool:
+        """Return whether a later decision is the same one, asked for again."""
+        is_same = (self.before, self.after) == (later.before, later.after)
+        return is_same and later.time_s - self.time_s < REPEAT_S
+
 
 class ScalingDecisions:
     """Decisions in a table, the latest last."""
@@ -34,9 +39,8 @@ class ScalingDecisions:
         """Keep a decision; a table that is away loses it, the decision holds."""
         try:
             known = self.read(application, deployment)
-            if known and (known[-1].before, known[-1].after) == (decision.before, decision.after):
-                if decision.time_s - known[-1].time_s < REPEAT_S:
-                    return
+            if known and known[-1].is_repeated_by(decision):
+                return
             kept = [asdict(each) for each in [*known, decision][-KEPT:]]
             self._table.put(_key(application, deployment), json.dumps(kept).encode())
         except Exception:  # Serve's controller has more to do than this

@@ -36,7 +36,7 @@ from rayinfer.servers.kserve.grpc.server import GrpcLimits, GrpcServer
 from rayinfer.servers.kserve.inference import InferenceService
 from rayinfer.servers.kserve.repository import ModelRepository
 from rayinfer.servers.openai.responses.store import ResponseStore
-from rayinfer.servers.operations import ServiceOperator
+from rayinfer.servers.operators.operations import ServiceOperator
 from rayinfer.servers.prediction.body_limits import BodyLimits
 from rayinfer.servers.request_limits import DEFAULT_REQUEST_LIMITS, RequestLimits
 from rayinfer.tokenization.chat_template import renderer

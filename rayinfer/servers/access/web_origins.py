@@ -44,7 +44,7 @@ class OriginPolicy:
         names_service = not host or self.has_keys or self._is_known(_name_of(host))
         if not names_service and (self.is_local or (is_change and origin is not None)):
             return PermissionDenied(
-                f"The host {host!r:.200} is not a name of this service: allow it with --allowed-host, or use its address.",
+                f"The host {host!r:.200} is no name of this service: allow it with --allowed-host, or use the address.",
                 None,
                 "host_not_allowed",
             )

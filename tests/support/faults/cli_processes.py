@@ -50,6 +50,7 @@ class ServeCommand:
 
     def __init__(self, *arguments: object, cache: Path) -> None:
         self.port = free_port()
+        self.cache = cache
         self.url = f"http://127.0.0.1:{self.port}"
         self.lines: list[str] = []  # what it has written so far
         self._process = subprocess.Popen(

@@ -13,8 +13,8 @@ from rayinfer.servers.caller import caller_of
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.openapi import READ_ERRORS, query_parameter, responses
 from rayinfer.servers.request_bounds import cleaned_name
-from rayinfer.servers.request_summary import summary_of
 from rayinfer.servers.served_model import ServedModel
+from rayinfer.servers.traces.request_summary import summary_of
 from rayinfer.traces.trace_store import StoredTrace, TraceStore
 
 LIST_PATH = "/v1/requests"
