@@ -21,6 +21,7 @@ from rayinfer_deployments.cli import (
 )
 from rayinfer_deployments.cli.control import canary, engine_control, limits, ps, scale, status
 from rayinfer_deployments.cli.doctor import doctor
+from rayinfer_deployments.cli.top import command as top
 
 OPERATION = "Operate running services"
 
@@ -39,6 +40,7 @@ def build_application() -> typer.Typer:
         application.command()(command)
     for command in (
         status.status,
+        top.top,
         limits.limits,
         canary.canary,
         scale.scale,
