@@ -13,9 +13,11 @@ import torch
 import rayinfer_kernels
 from rayinfer.config import EngineConfig
 from rayinfer.engine.loop.engine import Engine
+from rayinfer.engine.loop.schedule_recorder import ScheduleRecorder
 from rayinfer.engine.plan.executor import Executor
 from rayinfer.engine.plan.step_plan import Int32Array
 from rayinfer.engine.ranks.rank_coordinates import any_device
+from rayinfer.engine.recording.recorder import FileRecorder
 from rayinfer.engine.scheduling.kv_offload import KVOffload
 from rayinfer.engine.scheduling.request import Request
 from rayinfer.engine.scheduling.request_checks import checked_source
@@ -43,23 +45,25 @@ def build_engine(
     *,
     rendezvous: "RendezvousHost | None" = None,
     group_timeout_s: float | None = None,
+    recorder: ScheduleRecorder | None = None,
 ) -> Engine:
     """Load the model and allocate its KV cache; `folder` is what `resolve_model` returned.
 
     With several ranks, this process is rank 0. The others are its child processes, or with a `rendezvous` those that
     join by `run_rank`, with the same settings. `group_timeout_s` (default: that of `LivenessLimits`) is for child
     processes: a rank that is stopped and sends nothing for so long is lost; one that is not stopped has the default,
-    if that is longer. Raises EngineDead when a rank is lost or fails meanwhile.
+    if that is longer. Raises EngineDead when a rank is lost or fails meanwhile. A `recorder`
+    follows the schedule; with `record_schedule` a file does.
     """
     model = _check_settings(config, folder)
     defaults = default_sampling_params(config, folder)
     if config.num_ranks == 1:
         worker = build_worker(config, folder)
-        return _assemble(model, worker, worker.executor, config.model, defaults)
+        return _assemble(model, worker, worker.executor, config, defaults, recorder)
     # By name: engines of one rank load nothing for several.
     distributed = importlib.import_module("rayinfer.engine.distributed.build_group")
     worker, executor = distributed.build_group(config, folder, rendezvous, group_timeout_s)
-    return _assemble(model, worker, executor, config.model, defaults)
+    return _assemble(model, worker, executor, config, defaults, recorder)
 
 
 class EncoderDecoderEngine(Engine):
@@ -82,7 +86,14 @@ class EncoderDecoderEngine(Engine):
         return super()._checked_request(request_to_decoder, source_token_ids)
 
 
-def _assemble(model: ModelConfig, worker: Worker, executor: Executor, name: str, defaults: Mapping[str, Any]) -> Engine:
+def _assemble(
+    model: ModelConfig,
+    worker: Worker,
+    executor: Executor,
+    given: EngineConfig,
+    defaults: Mapping[str, Any],
+    recorder: ScheduleRecorder | None,
+) -> Engine:
     config, caches_prefixes = worker.config, worker.caches_prefixes
     block_manager = BlockManager(worker.num_blocks, config.block_size, enable_prefix_caching=caches_prefixes)
     offload = None
@@ -102,7 +113,7 @@ def _assemble(model: ModelConfig, worker: Worker, executor: Executor, name: str,
     )
     seq2seq = model.seq2seq
     description = ModelDescription(
-        name=name,
+        name=given.model,
         max_model_len=worker.max_model_len,
         vocab_size=model.vocab_size,
         created=int(time.time()),
@@ -127,6 +138,11 @@ def _assemble(model: ModelConfig, worker: Worker, executor: Executor, name: str,
         "executor": executor,
         "grammars": worker.grammars,
     }
+    if recorder is None and given.record_schedule is not None:
+        sizes = {"num_kv_blocks": worker.num_blocks, "max_num_seqs": config.max_num_seqs}
+        recorder = FileRecorder(Path(given.record_schedule), config.model_copy(update=sizes))
+    if recorder is not None:
+        parts |= {"recorder": recorder, "clock": recorder.clock}
     if seq2seq is None:
         return Engine(**parts, seed=config.seed)
     return EncoderDecoderEngine(seq2seq=seq2seq, **parts, seed=config.seed)

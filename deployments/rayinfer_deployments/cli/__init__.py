@@ -16,6 +16,7 @@ from rayinfer_deployments.cli import (
     generate,
     keys,
     optimize,
+    replay,
     serve,
     usage,
 )
@@ -36,7 +37,7 @@ def build_application() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     application.callback()(_root)
-    for command in (serve.serve, generate.generate, chat.chat, optimize.optimize, ps.ps, doctor.doctor):
+    for command in (serve.serve, generate.generate, chat.chat, optimize.optimize, replay.replay, ps.ps, doctor.doctor):
         application.command()(command)
     for command in (
         status.status,
