@@ -41,14 +41,15 @@ class OriginPolicy:
         """Return why a request is refused; None where it is not."""
         host, origin = headers.get("host", ""), headers.get("origin")
         is_change = method not in SAFE_METHODS
-        names_service = not host or self.has_keys or self._is_known(_name_of(host))
+        is_allowed_page = origin is not None and bool({origin, "*"}.intersection(self.cors_origins))
+        names_service = not host or self.has_keys or is_allowed_page or self._is_known(_name_of(host))
         if not names_service and (self.is_local or (is_change and origin is not None)):
             return PermissionDenied(
                 f"The host {host!r:.200} is no name of this service: allow it with --allowed-host, or use the address.",
                 None,
                 "host_not_allowed",
             )
-        if is_change and not self._is_own(origin, host, headers.get("sec-fetch-site", "")):
+        if is_change and not is_allowed_page and not self._is_own(origin, host, headers.get("sec-fetch-site", "")):
             return PermissionDenied(
                 f"Web pages of {origin!r:.200} may not use this service: allow them with --cors-origin.",
                 None,
@@ -63,12 +64,11 @@ class OriginPolicy:
             )
         return None
 
-    def _is_own(self, origin: str | None, host: str, site: str) -> bool:
-        """Return whether a change comes from the service's own page, an allowed one, or no page at all."""
+    @staticmethod
+    def _is_own(origin: str | None, host: str, site: str) -> bool:
+        """Return whether a change comes from the service's own page, or from no page at all."""
         if origin is None:
             return site not in FOREIGN_SITES
-        if origin in self.cors_origins or "*" in self.cors_origins:
-            return True
         scheme, _, address = origin.lower().partition("://")
         port = DEFAULT_PORTS.get(scheme, "")
         return bool(address) and host.lower().removesuffix(port) == address.removesuffix(port)

@@ -39,6 +39,7 @@ async def status_of(client, headers, path="/v1/completions", method="POST", json
         ({"Origin": "http://rebound.example:8000", "Host": "rebound.example:8000"}, 403),
         ({"Origin": "http://gpu.example:8000", "Host": "gpu.example:8000"}, 200),
         ({"Origin": "https://allowed.example"}, 200),
+        ({"Origin": "https://allowed.example", "Host": "service.namespace.svc"}, 200),
         ({"Host": "service.namespace.svc:8000"}, 200),
     ],
 )
