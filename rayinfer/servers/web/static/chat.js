@@ -7,7 +7,7 @@ import { pane } from "./pane.js";
 
 export function chatView(main) {
   const picker = el("select", { "aria-label": "Conversation" });
-  const first = pane(storedConversations()[0] ?? emptyConversation(), { onChange: (conversation) => { keepConversation(conversation); list(conversation); } });
+  const first = pane(storedConversations()[0] ?? emptyConversation(), { onChange: (conversation) => { keepConversation(conversation); list(first.conversation()); } });
   const second = pane(emptyConversation());
   second.element.hidden = true;
   const input = el("textarea", { rows: 3, "aria-label": "Message", placeholder: "Ask the model (Enter sends, Shift+Enter breaks the line)" });

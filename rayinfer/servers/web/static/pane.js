@@ -90,7 +90,7 @@ export function pane(opened, { onChange = () => {} } = {}) {
   async function answer() {
     let request;
     try { request = body(); } catch (error) { show(); fail(error.message); return; }
-    const message = { role: "assistant", content: "" };
+    const mine = conversation, message = { role: "assistant", content: "" };
     conversation.messages.push(message);
     figures.replaceChildren();
     show();
@@ -117,9 +117,10 @@ export function pane(opened, { onChange = () => {} } = {}) {
     cancelAnimationFrame(frame);
     abort = null;
     draw();
+    onChange(mine);
+    if (mine !== conversation) return; // another one was opened meanwhile
     if (failure) fail(failure);
     if (message.tool_calls) askForResults(message);
-    onChange(conversation);
   }
   const askForResults = (message) => {
     log.append(resultForm(message.tool_calls, (results) => { conversation.messages.push(...results); answer(); }));
