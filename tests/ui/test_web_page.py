@@ -206,6 +206,20 @@ def test_a_key_is_kept_in_memory_only(visit, service):
     assert page.get_by_label("API key").input_value() == ""
 
 
+def test_tabs_of_one_browser_share_a_stream(visit, service):
+    first = visit(f"{service}/#live").page
+    first.locator(".engine").first.wait_for()
+    others = [first.context.new_page() for _ in range(8)]  # more than a browser's connections to one service
+    for page in others:
+        page.goto(f"{service}/#live")
+    for page in others:
+        page.locator(".engine").first.wait_for()
+    first.close()
+    others[0].locator("#ready", has_text="ready").wait_for()
+    others[-1].wait_for_timeout(2500)
+    assert others[-1].get_by_text("unreachable").count() == 0
+
+
 def test_operators_scale_pause_drain_and_reload_after_a_confirmation(visit, service, tiny_model):
     opened = visit(f"{service}/#live")
     opened.expected = ("503",)  # while it is paused

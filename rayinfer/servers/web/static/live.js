@@ -1,8 +1,8 @@
 // The service at work: one sample a second, rates and percentiles over the last ten seconds.
 
-import { call, events } from "./api.js";
 import { el, setText } from "./elements.js";
 import { modelPanel } from "./live_model.js";
+import { followLive } from "./live_source.js";
 
 export function liveView(main) {
   const notice = el("p", { class: "figures", role: "status" }, "Connecting…");
@@ -24,18 +24,6 @@ export function liveView(main) {
     }
     setText(notice, panels.size ? `Live from ${sample.num_routers} router${sample.num_routers === 1 ? "" : "s"}, a sample a second` : "No model is loaded yet.");
   };
-  (async () => {
-    while (!abort.signal.aborted) {
-      let pause = 0;
-      try {
-        for await (const sample of events(await call("live", { signal: abort.signal }))) take(sample);
-      } catch (error) {
-        if (abort.signal.aborted) return;
-        setText(notice, error.status ? error.message : "The service is unreachable; connecting again…");
-        pause = 1000;
-      }
-      if (pause) await new Promise((resolve) => setTimeout(resolve, pause));
-    }
-  })();
+  followLive(take, (trouble) => setText(notice, trouble), abort.signal);
   return () => abort.abort();
 }
