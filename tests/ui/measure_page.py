@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,7 @@ def replay_figures(browser: Any, rate: float, pieces: list[str]) -> dict[str, An
         page.locator(".figures", has_text="tokens/s").wait_for()
         shown = page.locator(".figures").first.inner_text()
         context.close()
-    gaps = sorted(after - before for before, after in zip(times, times[1:], strict=False))
+    gaps = sorted(after - before for before, after in pairwise(times))
     return {
         "replayed_tokens_per_s": round(rate, 1),
         "frames_per_s": round((len(times) - 1) / (times[-1] - times[0]) * 1000, 1),
