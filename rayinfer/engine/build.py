@@ -139,13 +139,18 @@ def _assemble(
         "grammars": worker.grammars,
     }
     if recorder is None and given.record_schedule is not None:
-        sizes = {"num_kv_blocks": worker.num_blocks, "max_num_seqs": config.max_num_seqs}
-        recorder = FileRecorder(Path(given.record_schedule), config.model_copy(update=sizes))
+        recorder = FileRecorder(Path(given.record_schedule), _recorded(given, config, worker.num_blocks))
     if recorder is not None:
         parts |= {"recorder": recorder, "clock": recorder.clock}
     if seq2seq is None:
         return Engine(**parts, seed=config.seed)
     return EncoderDecoderEngine(seq2seq=seq2seq, **parts, seed=config.seed)
+
+
+def _recorded(given: EngineConfig, resolved: EngineConfig, num_blocks: int) -> EngineConfig:
+    """Return settings that make the same schedule on any device: those that were given, and the sizes that followed."""
+    sizes = {name: getattr(resolved, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
+    return given.model_copy(update={**sizes, "num_kv_blocks": num_blocks})
 
 
 def _check_settings(config: EngineConfig, folder: Path) -> ModelConfig:

@@ -70,10 +70,10 @@ class ScheduleReplay:
         """Drive the engine, whose recorder and clock are this one; returns the first difference."""
         try:
             for event in self._events:
-                self._drive(engine, event)
                 if isinstance(event, Stepped):
                     self.num_steps += 1
                     on_step(self.num_steps)
+                self._drive(engine, event)
         except ScheduleDiffers as error:
             return error.difference
         except RecordingEnds:

@@ -14,7 +14,7 @@ from rayinfer_deployments.cli.top.history import ModelHistory, Sample
 
 BARS = "▁▂▃▄▅▆▇█"
 NONE = "-"
-BAR_CELLS = 24
+NARROW = 100  # columns below which bars are short and figures stand in two rows
 MAX_NAME = 48
 MAX_REASON = 200
 MAX_QUEUE_ROWS = 8
@@ -39,7 +39,11 @@ def _model(name: str, history: ModelHistory, width: int) -> Panel:
     state = (
         Text("ready", "green") if sample["ready"] else Text(shown(f"not ready: {sample['reason']}", MAX_REASON), "red")
     )
-    parts: list[RenderableType] = [_figures(history), _sparkline(history.rates, width - 6), _engines(sample)]
+    parts: list[RenderableType] = [
+        *_figures(history, 4 if width < NARROW else 8),
+        _sparkline(history.rates, width - 6),
+        _engines(sample, 6 if width < NARROW else 16),
+    ]
     if sample.get("queue"):
         parts.append(_queue(sample["queue"]))
     parts += [
@@ -49,8 +53,8 @@ def _model(name: str, history: ModelHistory, width: int) -> Panel:
     return Panel(Group(*parts), title=Text.assemble((shown(name), "bold"), "  ", state), title_align="left")
 
 
-def _figures(history: ModelHistory) -> Table:
-    sample, table = history.latest, Table.grid(padding=(0, 3))
+def _figures(history: ModelHistory, in_a_row: int) -> list[Table]:
+    sample = history.latest
     waiting = sample["waiting"] + sum(engine["waiting"] for engine in sample["engines"].values())
     hits = history.hit_share()
     cells = {
@@ -63,14 +67,16 @@ def _figures(history: ModelHistory) -> Table:
         "prefix hits": NONE if hits is None else f"{hits:.0%}",
         "refused": str(sum(sample["rejected"].values())),
     }
-    for _ in cells:
-        table.add_column()
-    table.add_row(*(Text(label, "dim") for label in cells))
-    table.add_row(*(Text(value, "bold") for value in cells.values()))
-    return table
+    tables, listed = [], list(cells.items())
+    for first in range(0, len(listed), in_a_row):
+        part = listed[first : first + in_a_row]
+        tables.append(table := Table.grid(padding=(0, 3)))
+        table.add_row(*(Text(label, "dim") for label, _ in part))
+        table.add_row(*(Text(value, "bold") for _, value in part))
+    return tables
 
 
-def _engines(sample: Sample) -> Table:
+def _engines(sample: Sample, bar_cells: int) -> Table:
     table = Table("engine", "state", "batch", "", "KV blocks", "", "on", box=None, pad_edge=False, header_style="dim")
     for name, engine in sample["engines"].items():
         total, used, cached = engine["kv_blocks_total"], engine["kv_blocks_used"], engine.get("kv_blocks_cached", 0)
@@ -78,9 +84,9 @@ def _engines(sample: Sample) -> Table:
         table.add_row(
             Text(shown(name)),
             Text(shown(engine["state"]), STATE_STYLES.get(engine["state"], "yellow")),
-            _bar([(engine["running"], "cyan")], most),
+            _bar([(engine["running"], "cyan")], most, bar_cells),
             f"{engine['running']}/{most}",
-            _bar([(used, "cyan"), (cached, "blue")], total) if total else Text(NONE),
+            _bar([(used, "cyan"), (cached, "blue")], total, bar_cells) if total else Text(NONE),
             f"{used} used, {cached} cached, {total - used - cached} free" if total else "",
             Text(shown(engine.get("device", "")), "dim"),
         )
@@ -93,10 +99,10 @@ def _queue(rows: Sequence[Mapping[str, Any]]) -> Text:
     return Text(shown(f"waiting: {', '.join(listed[:MAX_QUEUE_ROWS])}{more}", 1000))
 
 
-def _bar(parts: Sequence[tuple[int, str]], total: int) -> Text:
-    bar, left = Text(), BAR_CELLS
+def _bar(parts: Sequence[tuple[int, str]], total: int, num_cells: int) -> Text:
+    bar, left = Text(), num_cells
     for value, style in parts:
-        cells = min(left, round(BAR_CELLS * value / total)) if total else 0
+        cells = min(left, round(num_cells * value / total)) if total else 0
         bar.append("█" * cells, style)
         left -= cells
     return bar.append("·" * left, "dim")

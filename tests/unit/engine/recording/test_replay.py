@@ -10,7 +10,7 @@ from rayinfer.sampling_params import SamplingParams
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 PROMPTS = ["What is the capital of France?", "Once upon a time", "def add(left, right):"]
-SETTINGS = {"num_kv_blocks": 12, "max_num_seqs": 4, "max_num_batched_tokens": 16, "num_threads": 1}
+SETTINGS = {"num_kv_blocks": 7, "max_num_seqs": 4, "max_num_batched_tokens": 16, "num_threads": 1}
 
 
 @pytest.fixture(scope="module")
