@@ -45,7 +45,13 @@ class Controlled(msgspec.Struct, tag="controlled", frozen=True):
 
     def as_action(self) -> ControlAction:
         """Return the action."""
-        return {"pause": Pause(), "resume": Resume(), "sleep": Sleep(self.level), "wake": Wake()}[self.action]
+        actions: dict[str, ControlAction] = {
+            "pause": Pause(),
+            "resume": Resume(),
+            "sleep": Sleep(self.level),
+            "wake": Wake(),
+        }
+        return actions[self.action]
 
 
 class Stepped(msgspec.Struct, tag="stepped", frozen=True):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.engine.plan.step_plan import SampledTokens, StepPlan
@@ -152,7 +152,7 @@ class ScheduleReplay:
             self._differ(f"{what} where the recording has something else", _named(event), kind.__name__.lower())
         return event
 
-    def _differ(self, what: str, recorded: str, repeated: str, request_id: str = "", **tokens: Any) -> None:
+    def _differ(self, what: str, recorded: str, repeated: str, request_id: str = "", **tokens: Any) -> NoReturn:
         raise ScheduleDiffers(
             Difference(
                 step=self._step, what=what, recorded=recorded, repeated=repeated, request_id=request_id, **tokens
