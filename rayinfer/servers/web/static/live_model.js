@@ -1,7 +1,7 @@
 // One model of the live view: figures, charts with marks, queue, engines, and what operators may do.
 
 import { drawLines } from "./charts.js";
-import { clockTime, el, number, seconds, setText } from "./elements.js";
+import { clockTime, el, number, setText } from "./elements.js";
 import { engineRows } from "./engines.js";
 import { modelActions } from "./operations.js";
 
@@ -30,8 +30,8 @@ export function modelPanel(name) {
   const element = el("section", { class: "card", "aria-label": name },
     el("div", { class: "card-head" }, el("h2", {}, el("span", { dir: "auto" }, name), " ", state), actions.element),
     actions.outcome,
-    el("dl", { class: "tiles" }, tile("out", "Tokens/s out"), tile("in", "Tokens/s in"), tile("ttft", "TTFT p50 / p95"),
-      tile("itl", "Inter-token p50 / p95"), tile("running", "Running"), tile("waiting", "Waiting"),
+    el("dl", { class: "tiles" }, tile("out", "Tokens/s out"), tile("in", "Tokens/s in"), tile("ttft", "TTFT p50, p95"),
+      tile("itl", "Inter-token p50, p95"), tile("running", "Running"), tile("waiting", "Waiting"),
       tile("hits", "Prefix hits"), tile("refused", "Refused")),
     el("div", { class: "charts" },
       el("figure", {}, el("figcaption", {}, key("line1", "out"), key("line2", "in"), " tokens/s"), rates),
@@ -42,6 +42,7 @@ export function modelPanel(name) {
   const mark = (time, kind, text) => {
     marks.push({ time, kind });
     if (marks.length > 50) marks.shift();
+    marks.sort((a, b) => (a.kind === "bad") - (b.kind === "bad")); // a death is drawn over what it caused
     log.prepend(el("li", { class: kind }, el("time", {}, clockTime(time)), " ", text));
     while (log.children.length > SHOWN_MARKS) log.lastElementChild.remove();
     eventsPart.hidden = false;
@@ -90,8 +91,8 @@ export function modelPanel(name) {
       state.className = model.ready ? "good" : "warn";
       setText(tiles.out, number(point.out, 1));
       setText(tiles.in, number(point.in, 1));
-      setText(tiles.ttft, ttft.map(seconds).join(" / "));
-      setText(tiles.itl, itl.map(seconds).join(" / "));
+      setText(tiles.ttft, pair(ttft));
+      setText(tiles.itl, pair(itl));
       setText(tiles.running, number(sum(engineList.map((each) => each.running))));
       setText(tiles.waiting, number(model.waiting + sum(engineList.map((each) => each.waiting))));
       setText(tiles.hits, prompts > 0 ? `${number(100 * (model.cached_prompt_tokens - from.model.cached_prompt_tokens) / prompts)} %` : "–");
@@ -108,6 +109,12 @@ export function modelPanel(name) {
 }
 
 export function short(engine) { return engine.replace(/^.*?:/, "").slice(-24); }
+
+// Two durations in one unit.
+function pair([low, high]) {
+  if (low === null || high === null) return "–";
+  return high < 1 ? `${number(low * 1000, low < 0.01 ? 1 : 0)} / ${number(high * 1000, high < 0.01 ? 1 : 0)} ms` : `${number(low, 2)} / ${number(high, 2)} s`;
+}
 
 function key(line, text) { return el("span", { class: `key-${line}` }, text); }
 

@@ -19,7 +19,7 @@ export function pane(opened, { onChange = () => {} } = {}) {
   const controls = settings({ tasks: ["generate", "classify_images"], onModel: () => { images.element.hidden = !controls.isImageModel(); } });
   const system = el("input", { type: "text", placeholder: "the template's own" });
   const schema = el("textarea", { rows: 1, spellcheck: "false", placeholder: "none: the answer is free text" });
-  const tools = el("textarea", { rows: 1, spellcheck: "false", placeholder: '[{"type": "function", "function": {"name": …}}]' });
+  const tools = el("textarea", { rows: 1, spellcheck: "false", placeholder: "none: a list of functions" });
   const choice = el("select", {}, ["auto", "required", "none"].map((each) => el("option", { value: each }, each)));
   const log = el("div", { class: "log", role: "log", "aria-label": "Conversation", tabindex: "0" });
   const figures = el("p", { class: "figures" });

@@ -47,7 +47,7 @@ function recentRequests(result) {
 function row(request) {
   const reasons = request.finish_reasons.join(", ");
   const cells = [clockTime(request.received_s),
-    el("a", { href: `#requests/${encodeURIComponent(request.id)}`, dir: "auto" }, request.id.slice(0, 80)),
+    el("a", { href: `#requests/${encodeURIComponent(request.id)}`, class: "id", dir: "auto", title: request.id }, request.id.slice(0, 80)),
     el("span", { dir: "auto" }, request.model, request.tenant ? el("span", { class: "muted" }, ` · ${request.tenant}`) : null),
     request.state === "finished" ? reasons : request.state,
     number(request.prompt_tokens || null), number(request.prompt_tokens ? request.cached_tokens : null), number(request.output_tokens || null),

@@ -58,10 +58,11 @@ function take(lane, { name, time_s: time, details }) {
   if (name === "prefill_chunk") {
     lane.bars.push({ kind: "prefill", text: `prefill of tokens ${details.start} to ${details.end}`, from: lane.from, to: time });
     lane.from = time;
-    lane.next = ["prefill", "rest of the prefill"];
+    lane.next = lane.hasTokens ? ["decode", "decodes"] : ["prefill", "computes the first token"];
     return;
   }
   if (lane.next) close(lane, time);
+  lane.hasTokens ||= name === "first_token";
   lane.next = {
     dispatched: ["queue", `on its way to ${details.engine} (${details.why})`],
     queued: ["queue", "waits in the engine"],
