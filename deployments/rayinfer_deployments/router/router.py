@@ -246,7 +246,7 @@ class Router(GrpcIngress):
             kserve=self._kserve,
             batches=None if self._batches is None else self._batches.services,
             response_store=self._response_store,
-            operator=self._operator(),
+            operator=self._operator() if self._enable_engine_control else None,
             scaling_decisions=self._models.scaling_decisions,
         )
         app.add_middleware(self._open_responses.counted)

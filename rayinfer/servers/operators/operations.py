@@ -29,7 +29,7 @@ _REQUIRED = {"scale": ["engines"], "drain": ["engine"], "reload": ["source"]}
 
 
 class ServiceOperator(Protocol):
-    """What runs operators' commands on the whole service."""
+    """Runner of operators' commands on the whole service."""
 
     async def run(self, operation: str, arguments: Mapping[str, Any]) -> Any:
         """Run `scale`, `drain` or `reload`; returns what has become of it, raises RayinferError."""

@@ -114,9 +114,10 @@ def add_live_route(
         is_operator = caller.has_scope(Scope.OPERATE)
         if caller.key is None:
             is_operator = is_here("" if client is None else client.host, request.headers)
+        sees_all = caller.has_scope(Scope.OPERATE) and (caller.key is not None or not caller.tenant)
         viewer = Viewer(
             models=frozenset(usable_models(request, models)),
-            tenant=None if caller.has_scope(Scope.OPERATE) else caller.tenant,
+            tenant=None if sees_all else caller.tenant,
             may_operate=has_operations and is_operator,
         )
         return StreamingResponse(_events(samples, viewer), headers=EVENT_HEADERS, media_type=EVENT_STREAM)
