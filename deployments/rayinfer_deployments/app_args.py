@@ -14,6 +14,7 @@ from rayinfer.errors import ConfigError
 from rayinfer.prediction_cache.cache_settings import DEFAULT_CACHE_BYTES, PredictionCacheSettings, checked_url
 from rayinfer.routing.autoscaling_settings import AutoscalingSettings
 from rayinfer.routing.limits import RouterLimits
+from rayinfer.servers.access.web_origins import is_loopback
 from rayinfer.servers.kserve.example_models import EXAMPLE_NAMES
 from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, MAX_BODY_BYTES
 from rayinfer.servers.request_limits import RequestLimits
@@ -241,6 +242,9 @@ class LLMAppArgs(BaseModel):
             log=self.access_log,
             cors_origins=tuple(self.cors_origins),
             allowed_hosts=tuple(self.allowed_hosts),
+            is_local=self.listen_port is not None and is_loopback(self.listen_host),
+            trace_prompts=self.trace_prompts,
+            control_socket=self.control_socket,
             tls=HttpTlsFiles(certificate=self.tls_cert or "", key=self.tls_key or "", client_ca=self.tls_client_ca)
             if has_tls
             else None,

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from http import HTTPStatus
 from importlib.metadata import version as installed_version
 from typing import Any
@@ -25,7 +26,7 @@ from rayinfer.metrics.service_metrics import CONTENT_TYPE, ServiceMetrics
 from rayinfer.servers.access.access_log import AccessLog
 from rayinfer.servers.access.middleware import AccessMiddleware
 from rayinfer.servers.access.usage import add_usage_routes
-from rayinfer.servers.access.web_origins import OriginCheck, OriginPolicy
+from rayinfer.servers.access.web_origins import ANY_NAME, OriginCheck, OriginPolicy
 from rayinfer.servers.anthropic.endpoints import AnthropicEndpoints
 from rayinfer.servers.anthropic.routes import MESSAGES, add_anthropic_routes
 from rayinfer.servers.caller import recognized_caller, trust_tenant_header
@@ -54,7 +55,7 @@ from rayinfer.servers.openapi import (
     responses,
 )
 from rayinfer.servers.operators.engine_control import add_engine_control_routes
-from rayinfer.servers.operators.operations import ServiceOperator, add_operation_routes
+from rayinfer.servers.operators.operations import NO_OPERATIONS, Operations, add_operation_routes
 from rayinfer.servers.pooling.routes import POOLING_PATHS, add_pooling_routes
 from rayinfer.servers.prediction.body_limits import BodyLimits
 from rayinfer.servers.prediction.image_classification import IMAGE_PATH, add_image_routes
@@ -69,7 +70,7 @@ from rayinfer.servers.tei.routes import TEI_PATHS, add_tei_routes
 from rayinfer.servers.tgi.endpoints import TgiEndpoints
 from rayinfer.servers.tgi.routes import TGI_GENERATION_PATHS, add_tgi_routes
 from rayinfer.servers.traces.endpoints import add_trace_routes
-from rayinfer.servers.web.live import LiveSamples, ScalingDecisionsOf, add_live_route
+from rayinfer.servers.web.live import LiveSamples, add_live_route
 from rayinfer.servers.web.pages import add_web_routes
 from rayinfer.traces.trace_store import TraceStore
 
@@ -103,17 +104,14 @@ def build_app(
     access: AccessControl | None = None,
     access_log: AccessLog | None = None,
     price_per_engine_hour: float = 0.0,
-    cors_origins: Sequence[str] = (),
-    allowed_hosts: Sequence[str] = (),
-    is_local: bool = False,
+    origins: OriginPolicy = ANY_NAME,
     other_metrics: OtherMetrics | None = None,
     request_limits: RequestLimits = DEFAULT_REQUEST_LIMITS,
     trusts_request_chat_template: bool = False,
     kserve: InferenceService | None = None,
     batches: BatchServices | None = None,
     response_store: ResponseStore | None = None,
-    operator: ServiceOperator | None = None,
-    scaling_decisions: ScalingDecisionsOf | None = None,
+    operations: Operations = NO_OPERATIONS,
 ) -> FastAPI:
     """Build the application over `models`, a mapping that may be filled and change while it serves.
 
@@ -123,18 +121,15 @@ def build_app(
     through a gateway that sets it; with `trusts_request_chat_template`, they may send programs, which templates are,
     for the service to run. A `kserve` that is shared with gRPC has a generation service of its own, which takes the
     place of one over `models`, and may have tensor models. With `access`, all but `open_paths.py` needs a key.
-    `response_store` has responses; they are in memory without one. Web pages of `cors_origins` may use the service,
-    under the names in `allowed_hosts`; with `is_local` it listens on loopback only (`web_origins.py`). `operator` runs
-    commands on the whole service, with `enable_engine_control`; `scaling_decisions` returns a model's.
+    `response_store` has responses; they are in memory without one. `origins` has the web pages that may use the
+    service. `operations` are there with `enable_engine_control`; the live view shows their decisions in any case.
     """
     app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False, **NO_PAGES)
     trust_tenant_header(app, trusts_tenant_header)
     app.add_middleware(LoadShedding, models=models, metrics=metrics, paths=_SHED_PATHS)
     if access is not None or access_log is not None:
         app.add_middleware(AccessMiddleware, access=access, metrics=metrics, log=access_log)
-    _allow_web_pages(app, cors_origins)
-    policy = OriginPolicy(cors_origins, allowed_hosts, is_local=is_local, has_keys=access is not None)
-    app.add_middleware(OriginCheck, policy=policy, metrics=metrics)
+    _check_origins(app, replace(origins, has_keys=access is not None), metrics)
     if kserve is None:
         service = GenerationService(models, request_timeout_s, traces, request_limits, access)
         kserve = InferenceService(service, ModelRepository(models))
@@ -149,7 +144,7 @@ def build_app(
     _add_error_handlers(app, metrics)
     _add_protocols(app, kserve, body_limits, trusts_request_chat_template=trusts_request_chat_template)
     _add_service_routes(app, models, metrics, other_metrics)
-    samples = LiveSamples(models, metrics, other_metrics, scaling_decisions)
+    samples = LiveSamples(models, metrics, other_metrics, operations.scaling_decisions)
     add_live_route(app, models, samples, has_operations=enable_engine_control)
     add_server_info_routes(app, kserve.generation)
     add_trace_routes(app, traces, models)
@@ -158,15 +153,16 @@ def build_app(
         add_usage_routes(app, access, price_per_engine_hour)
     if enable_engine_control:
         add_engine_control_routes(app, models)
-        if operator is not None:
-            add_operation_routes(app, models, operator)
+        add_operation_routes(app, models, operations.operator)
     _complete_document(app)
     return app
 
 
-def _allow_web_pages(app: FastAPI, origins: Sequence[str]) -> None:
-    if origins:
-        app.add_middleware(CORSMiddleware, allow_origins=list(origins), **CORS_OPTIONS)
+def _check_origins(app: FastAPI, policy: OriginPolicy, metrics: ServiceMetrics) -> None:
+    """Let web pages of some origins use the service, and no others."""
+    if policy.cors_origins:
+        app.add_middleware(CORSMiddleware, allow_origins=list(policy.cors_origins), **CORS_OPTIONS)
+    app.add_middleware(OriginCheck, policy=policy, metrics=metrics)
 
 
 def _add_stored(

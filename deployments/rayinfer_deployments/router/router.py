@@ -25,7 +25,7 @@ from rayinfer.protocols import ControlAction, ServiceStatus
 from rayinfer.routing.canary.releases import CanaryState
 from rayinfer.routing.limits import RouterLimits, router_limits, with_tenant_weights
 from rayinfer.servers.access.access_log import AccessLog
-from rayinfer.servers.access.web_origins import is_loopback
+from rayinfer.servers.access.web_origins import OriginPolicy
 from rayinfer.servers.app import build_app
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.kserve.example_models import example_models
@@ -36,7 +36,7 @@ from rayinfer.servers.kserve.grpc.server import GrpcLimits, GrpcServer
 from rayinfer.servers.kserve.inference import InferenceService
 from rayinfer.servers.kserve.repository import ModelRepository
 from rayinfer.servers.openai.responses.store import ResponseStore
-from rayinfer.servers.operators.operations import ServiceOperator
+from rayinfer.servers.operators.operations import Operations, ServiceOperator
 from rayinfer.servers.prediction.body_limits import BodyLimits
 from rayinfer.servers.request_limits import DEFAULT_REQUEST_LIMITS, RequestLimits
 from rayinfer.tokenization.chat_template import renderer
@@ -98,10 +98,8 @@ class Router(GrpcIngress):
         max_body_bytes: int,
         request_timeout_s: float | None,
         trace_requests: bool = True,
-        trace_prompts: bool = False,
         otlp_traces_endpoint: str | None = None,
         enable_engine_control: bool = False,
-        control_socket: str | None = None,
         trust_tenant_header: bool = False,
         request_limits: RequestLimits = DEFAULT_REQUEST_LIMITS,
         trust_request_chat_template: bool = False,
@@ -119,7 +117,7 @@ class Router(GrpcIngress):
         self._access: AccessControl | None = None
         self._access_log: AccessLog | None = None
         self._spans: SpanRecorder | None = None
-        self._traces = TraceStore(keeps_prompts=trace_prompts) if trace_requests else None
+        self._traces = TraceStore(keeps_prompts=access.trace_prompts) if trace_requests else None
         self._router_id = serve.get_replica_context().replica_tag
         self._metrics = ServiceMetrics(self._router_id)
         predictions = RouterCache(prediction_cache, self._metrics) if prediction_cache.max_bytes else None
@@ -132,8 +130,6 @@ class Router(GrpcIngress):
         self._body_limits = BodyLimits(max_body_bytes, self._models.served, request_limits)
         self._request_timeout_s = request_timeout_s
         self._enable_engine_control = enable_engine_control
-        self._control_socket = control_socket
-        self._is_local = listen_on is not None and is_loopback(listen_on.host)
         self._trust_tenant_header = trust_tenant_header
         self._request_limits = request_limits
         self._trust_request_chat_template = trust_request_chat_template
@@ -240,22 +236,26 @@ class Router(GrpcIngress):
             access=self._access,
             access_log=self._access_log,
             price_per_engine_hour=self._access_settings.price_per_engine_hour,
-            cors_origins=self._access_settings.cors_origins,
-            allowed_hosts=self._access_settings.allowed_hosts,
-            is_local=self._is_local,
+            origins=OriginPolicy(
+                cors_origins=self._access_settings.cors_origins,
+                allowed_hosts=self._access_settings.allowed_hosts,
+                is_local=self._access_settings.is_local,
+            ),
             kserve=self._kserve,
             batches=None if self._batches is None else self._batches.services,
             response_store=self._response_store,
-            operator=self._operator() if self._enable_engine_control else None,
-            scaling_decisions=self._models.scaling_decisions,
+            operations=Operations(
+                operator=self._operator() if self._enable_engine_control else None,
+                scaling_decisions=self._models.scaling_decisions,
+            ),
         )
         app.add_middleware(self._open_responses.counted)
         return app
 
     def _operator(self) -> ServiceOperator:
         """Return what runs operators' commands: the process of `rayinfer serve`, or the command itself."""
-        if self._control_socket is not None:
-            return SocketOperator(Path(self._control_socket))
+        if (path := self._access_settings.control_socket) is not None:
+            return SocketOperator(Path(path))
         return CommandOperator(ray.get_runtime_context().gcs_address, serve.get_replica_context().app_name)
 
     def _build_kserve(self, *, with_examples: bool) -> InferenceService:

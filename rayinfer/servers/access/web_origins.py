@@ -25,7 +25,7 @@ DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 FOREIGN_SITES = ("cross-site", "same-site")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OriginPolicy:
     """Names and web pages from which a service may be used.
 
@@ -82,6 +82,9 @@ class OriginPolicy:
     def _names(self) -> frozenset[str]:
         machine = socket.gethostname().lower()
         return frozenset({machine, f"{machine}.local", *(name.lower() for name in self.allowed_hosts)})
+
+
+ANY_NAME = OriginPolicy()
 
 
 class OriginCheck:

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fastapi import FastAPI, Request
@@ -14,6 +15,8 @@ from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.json_body import decode_object, read_body
 from rayinfer.servers.openapi import BODY_ERRORS, json_request_body, responses
 from rayinfer.servers.served_model import ServedModel
+
+ScalingDecisionsOf = Callable[[str], Awaitable[Sequence[Mapping[str, Any]]]]  # of a model, the latest last
 
 PREFIX = "/operations/"
 MAX_NUM_ENGINES = 1024
@@ -36,8 +39,21 @@ class ServiceOperator(Protocol):
         ...
 
 
-def add_operation_routes(app: FastAPI, models: Mapping[str, ServedModel], operator: ServiceOperator) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operations:
+    """Commands on the whole service, and the decisions that it makes itself."""
+
+    operator: ServiceOperator | None = None  # None: there are no such commands
+    scaling_decisions: ScalingDecisionsOf | None = None
+
+
+NO_OPERATIONS = Operations()
+
+
+def add_operation_routes(app: FastAPI, models: Mapping[str, ServedModel], operator: ServiceOperator | None) -> None:
     """Add the paths. A command goes on when its client leaves: it has begun to change the service."""
+    if operator is None:
+        return
     running: set[asyncio.Task[Any]] = set()
 
     async def run(operation: str, arguments: Mapping[str, Any]) -> Response:

@@ -26,6 +26,7 @@ from rayinfer.servers.access.web_origins import is_here
 from rayinfer.servers.caller import caller_of, usable_models
 from rayinfer.servers.generation.server_sent_events import EVENT_HEADERS, EVENT_STREAM, event
 from rayinfer.servers.openapi import READ_ERRORS, responses
+from rayinfer.servers.operators.operations import ScalingDecisionsOf
 from rayinfer.servers.served_model import ServedModel
 
 PATH = "/live"
@@ -35,7 +36,6 @@ MAX_QUEUE_ROWS = 20  # tenants and priorities that are listed; the rest is added
 OTHER_TENANTS = "other tenants"
 
 OtherMetrics = Callable[[], Awaitable[Sequence[MetricsSnapshot]]]
-ScalingDecisionsOf = Callable[[str], Awaitable[Sequence[Mapping[str, Any]]]]  # of a model, the latest last
 
 _SAMPLE = {
     "type": "object",

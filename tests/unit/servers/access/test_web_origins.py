@@ -3,7 +3,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from rayinfer.servers.access.web_origins import is_loopback
+from rayinfer.servers.access.web_origins import OriginPolicy, is_loopback
 from rayinfer.servers.app import build_app
 from support.fakes.fake_engine_client import FakeEngineClient
 
@@ -11,8 +11,8 @@ BODY = {"model": "org/tiny", "prompt": "Once", "max_tokens": 3}
 OWN = "http://127.0.0.1:8000"
 
 
-def client_of(models, metrics, *, client="127.0.0.1", **options):
-    app = build_app(models, metrics, enable_engine_control=True, **options)
+def client_of(models, metrics, *, client="127.0.0.1", **policy):
+    app = build_app(models, metrics, enable_engine_control=True, origins=OriginPolicy(**policy))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(client, 5))
     return httpx.AsyncClient(transport=transport, base_url=OWN)
 

@@ -3,6 +3,7 @@ import pytest
 
 from rayinfer.errors import RayinferError
 from rayinfer.servers.app import build_app
+from rayinfer.servers.operators.operations import Operations
 
 
 class RecordedOperator:
@@ -27,7 +28,7 @@ def operator():
 
 @pytest.fixture
 async def machine(models, metrics, operator):
-    app = build_app(models, metrics, enable_engine_control=True, operator=operator)
+    app = build_app(models, metrics, enable_engine_control=True, operations=Operations(operator=operator))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
