@@ -127,9 +127,7 @@ def build_app(
     app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False, **NO_PAGES)
     trust_tenant_header(app, trusts_tenant_header)
     app.add_middleware(LoadShedding, models=models, metrics=metrics, paths=_SHED_PATHS)
-    if access is not None or access_log is not None:
-        app.add_middleware(AccessMiddleware, access=access, metrics=metrics, log=access_log)
-    _check_origins(app, replace(origins, has_keys=access is not None), metrics)
+    _add_access(app, metrics, access, access_log, origins)
     if kserve is None:
         service = GenerationService(models, request_timeout_s, traces, request_limits, access)
         kserve = InferenceService(service, ModelRepository(models))
@@ -145,24 +143,39 @@ def build_app(
     _add_protocols(app, kserve, body_limits, trusts_request_chat_template=trusts_request_chat_template)
     _add_service_routes(app, models, metrics, other_metrics)
     samples = LiveSamples(models, metrics, other_metrics, operations.scaling_decisions)
-    add_live_route(app, models, samples, has_operations=enable_engine_control)
+    _add_operations(app, models, samples, operations if enable_engine_control else None)
     add_server_info_routes(app, kserve.generation)
     add_trace_routes(app, traces, models)
     _add_stored(app, kserve.generation, batches, response_store)
     if access is not None:
         add_usage_routes(app, access, price_per_engine_hour)
-    if enable_engine_control:
-        add_engine_control_routes(app, models)
-        add_operation_routes(app, models, operations.operator)
     _complete_document(app)
     return app
 
 
-def _check_origins(app: FastAPI, policy: OriginPolicy, metrics: ServiceMetrics) -> None:
-    """Let web pages of some origins use the service, and no others."""
-    if policy.cors_origins:
-        app.add_middleware(CORSMiddleware, allow_origins=list(policy.cors_origins), **CORS_OPTIONS)
-    app.add_middleware(OriginCheck, policy=policy, metrics=metrics)
+def _add_access(
+    app: FastAPI,
+    metrics: ServiceMetrics,
+    access: AccessControl | None,
+    log: AccessLog | None,
+    origins: OriginPolicy,
+) -> None:
+    """Check keys, and behind which web page a request was made."""
+    if access is not None or log is not None:
+        app.add_middleware(AccessMiddleware, access=access, metrics=metrics, log=log)
+    if origins.cors_origins:
+        app.add_middleware(CORSMiddleware, allow_origins=list(origins.cors_origins), **CORS_OPTIONS)
+    app.add_middleware(OriginCheck, policy=replace(origins, has_keys=access is not None), metrics=metrics)
+
+
+def _add_operations(
+    app: FastAPI, models: Mapping[str, ServedModel], samples: LiveSamples, operations: Operations | None
+) -> None:
+    """Add the live view, and the paths of operators where there are operations."""
+    add_live_route(app, models, samples, has_operations=operations is not None)
+    if operations is not None:
+        add_engine_control_routes(app, models)
+        add_operation_routes(app, models, operations.operator)
 
 
 def _add_stored(
