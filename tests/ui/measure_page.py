@@ -76,23 +76,26 @@ class PacedGenerator(FakeGenerator):
 
 
 def main() -> None:
-    """Measure and print a table as JSON."""
+    """Measure, and print lines of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
     parser.add_argument("--router-pid", type=int)
     parser.add_argument("--chromium", default="/usr/bin/chromium")
     options = parser.parse_args()
-    figures: dict[str, Any] = {}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=options.chromium, args=["--no-sandbox"])
-        figures |= page_figures(browser, options.url)
-        figures |= streaming_figures(browser, options.url)
+        report(page_figures(browser, options.url))
+        report(streaming_figures(browser, options.url))
         rate, pieces = recorded_stream(options.url)
-        figures |= {"recorded_tokens_per_s": rate, **replay_figures(browser, rate * NUM_STREAMS, pieces)}
+        report({"recorded_tokens_per_s": rate, **replay_figures(browser, rate * NUM_STREAMS, pieces)})
         if options.router_pid is not None:
-            figures |= tab_figures(browser, options.url, psutil.Process(options.router_pid))
+            report(tab_figures(browser, options.url, psutil.Process(options.router_pid)))
         browser.close()
-    print(json.dumps(figures, indent=2))
+
+
+def report(figures: dict[str, Any]) -> None:
+    """Print figures as soon as they are there."""
+    print(json.dumps(figures), flush=True)
 
 
 def page_figures(browser: Any, url: str) -> dict[str, Any]:
