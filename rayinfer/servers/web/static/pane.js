@@ -9,9 +9,9 @@ import { resultForm, toolCallsElement, addCallDeltas } from "./tools.js";
 const SHOWN_CHARS = 100_000; // of one message: layout of a megabyte without spaces takes seconds
 const NEAR_END_PX = 40;
 
-function shown(text) {
-  return text.length <= SHOWN_CHARS ? text : `${text.slice(0, SHOWN_CHARS)}… (${number(text.length - SHOWN_CHARS)} more characters are kept, not shown)`;
-}
+function shown(text) { return text.length <= SHOWN_CHARS ? text : text.slice(0, SHOWN_CHARS) + hidden(text); }
+
+function hidden(text) { return `… (${number(text.length - SHOWN_CHARS)} more characters are kept, not shown)`; }
 
 export function pane(opened, { onChange = () => {} } = {}) {
   let conversation = opened;
@@ -165,7 +165,7 @@ function labelList(labels) {
 // The parts of a message that grow as it comes.
 function answerElements(article, message) {
   const content = article.querySelector(".text");
-  let pending = "", thought = "", thinking = null, calls = null;
+  let pending = "", thought = "", thinking = null, calls = null, rest = null;
   return {
     take(delta) {
       if (!delta) return false;
@@ -181,10 +181,14 @@ function answerElements(article, message) {
         thinking.lastElementChild.append(thought);
         thought = "";
       }
-      if (pending && message.content.length - pending.length < SHOWN_CHARS) {
-        if (message.content.length <= SHOWN_CHARS) content.append(pending);
-        else content.textContent = shown(message.content);
-      } else if (pending) content.textContent = shown(message.content);
+      if (pending && message.content.length <= SHOWN_CHARS) content.append(pending);
+      else if (pending) {
+        if (!rest) {
+          rest = document.createTextNode("");
+          content.replaceChildren(message.content.slice(0, SHOWN_CHARS), rest);
+        }
+        rest.data = hidden(message.content);
+      }
       pending = "";
       if (message.tool_calls) {
         const now = toolCallsElement(message.tool_calls);
