@@ -27,8 +27,12 @@ HOSTILE = (
 )
 
 
+def wait_for_models(page):
+    page.get_by_label("Model", exact=True).first.locator("option").first.wait_for(state="attached")
+
+
 def choose_settings(page, **values):
-    page.locator("select option").first.wait_for(state="attached")
+    wait_for_models(page)
     for name, value in values.items():
         page.locator(f"input[name={name}]").first.fill(str(value))
 
@@ -72,7 +76,7 @@ def test_chat_streams_stops_edits_and_starts_again(visit, service):
 def test_two_settings_answer_side_by_side(visit, service):
     page = visit(service).page
     page.get_by_role("button", name="Side by side").click()
-    page.locator(".pane >> nth=1").locator("select option").wait_for(state="attached")
+    page.get_by_label("Model", exact=True).nth(1).locator("option").first.wait_for(state="attached")
     for pane, tokens in ((0, 5), (1, 7)):
         page.locator(f".pane >> nth={pane}").locator("input[name=max_tokens]").fill(str(tokens))
     ask(page)
@@ -82,6 +86,7 @@ def test_two_settings_answer_side_by_side(visit, service):
 
 def test_an_answer_follows_a_json_schema(visit, service):
     page = visit(service).page
+    wait_for_models(page)
     open_more(page)
     schema = page.get_by_label("JSON schema of the answer").first
     schema.fill("{")
@@ -171,7 +176,7 @@ def test_hostile_content_is_shown_as_text(visit, fake_models, content):
     fake_models["fake"].generator.pieces = (content, "!")
     with served(build_app(fake_models, ServiceMetrics())) as url:
         page = visit(url).page
-        page.locator("select option").first.wait_for(state="attached")
+        wait_for_models(page)
         ask(page, content[:2000])
         page.locator(".figures", has_text="2 tokens").wait_for()
         text = page.locator(".message.assistant .text").text_content()
@@ -319,6 +324,7 @@ def test_tools_are_called_and_answered(visit, fake_models):
     generator.pieces = ('<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>',)
     with served(build_app(fake_models, ServiceMetrics())) as url:
         page = visit(url).page
+        wait_for_models(page)
         open_more(page)
         function = {"name": "add", "parameters": {"type": "object", "properties": {"a": {}, "b": {}}}}
         page.get_by_label("Tools (JSON)").first.fill(json.dumps([{"type": "function", "function": function}]))
@@ -338,8 +344,8 @@ def test_a_model_of_images_gets_an_image(visit, image_models, tmp_path):
     Image.new("RGB", (32, 32), "red").save(image)
     with served(build_app(image_models, ServiceMetrics())) as url:
         page = visit(url).page
-        page.get_by_label("Image").set_input_files(image)
-        page.get_by_label("Message").click()
+        wait_for_models(page)
+        page.get_by_label("Image").first.set_input_files(image)
         page.get_by_role("button", name="Send").click()
         page.locator(".labels li", has_text="%").first.wait_for()
         assert page.locator(".message.user", has_text="Image red.png").count() == 1

@@ -35,7 +35,7 @@ export function chatView(main) {
     if (key.key === "Enter" && !key.shiftKey && !key.isComposing) { key.preventDefault(); send(); }
   });
   const stop = () => panes().forEach((each) => each.stop());
-  main.addEventListener("keydown", (key) => { if (key.key === "Escape") stop(); });
+  for (const part of [input, first.element, second.element]) part.addEventListener("keydown", (key) => { if (key.key === "Escape") stop(); });
   const compare = button("Side by side", () => {
     second.element.hidden = !second.element.hidden;
     compare.setAttribute("aria-pressed", String(!second.element.hidden));
