@@ -40,12 +40,12 @@ class Scope:
     def total(self, metric: MetricDefinition, by: Sequence[str] = (), **matchers: str) -> str:
         """Sum a gauge."""
         _check(metric, by)
-        return f"{_sum(by)} ({ONCE} ({self.series(metric, **matchers)}))"
+        return f"{_sum(by)} ({ONCE} ({self.series(metric, None, **matchers)}))"
 
     def largest(self, metric: MetricDefinition, by: Sequence[str] = (), **matchers: str) -> str:
         """Take the greatest of a gauge's values."""
         _check(metric, by)
-        return f"max{_by(by)} ({self.series(metric, **matchers)})"
+        return f"max{_by(by)} ({self.series(metric, None, **matchers)})"
 
     def rate(
         self,

@@ -134,11 +134,8 @@ def _field(panel: Panel) -> dict[str, Any]:
             "spanNulls": False,
             "stacking": {"mode": "normal" if panel.is_stacked else "none", "group": "A"},
         }
-    steps = [{"color": "green", "value": None}]
-    steps = [
-        {"color": color, "value": None if index == 0 else value}
-        for index, (value, color) in enumerate(panel.thresholds)
-    ] or steps
+    colors = panel.thresholds or ((0, "green"),)
+    steps = [{"color": color, "value": None if index == 0 else value} for index, (value, color) in enumerate(colors)]
     return defaults | {"thresholds": {"mode": "absolute", "steps": steps}}
 
 

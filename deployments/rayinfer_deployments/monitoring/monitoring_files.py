@@ -31,4 +31,4 @@ def prometheus_config(target: str, key_file: str | None = None) -> str:
         "rule_files": ["alerts/rayinfer.rules.yaml"],
         "scrape_configs": [job],
     }
-    return HEADER + yaml.safe_dump(config, sort_keys=False)
+    return HEADER + str(yaml.safe_dump(config, sort_keys=False))
