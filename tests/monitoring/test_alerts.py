@@ -78,7 +78,11 @@ CASES: dict[str, tuple[dict[str, str | None], int, set[str]]] = {
         {"FirstTokenBurnRate 3d", "FirstTokenBudgetLow"},
     ),
     "first tokens within the objective": ({FIRST_GOOD: "0+58x600"}, LONG, set()),
-    "first tokens late long ago": ({FIRST_GOOD: "0x20 0+60x580", FIRST_ALL: "0+60x20 1200+60x580"}, 100, set()),
+    "first tokens late until an hour ago": (
+        {FIRST_GOOD: "0x20 0+60x580", FIRST_ALL: "0+60x20 1200+60x580"},
+        100,
+        {"FirstTokenBurnRate 3d", "FirstTokenBudgetLow"},
+    ),
     "few streams": ({ENDED: "0+0.2x600", FIRST_GOOD: "0x600", FIRST_ALL: "0+0.2x600"}, 50, set()),
     "tokens very late": (
         {NEXT_GOOD: "0+800x600"},
