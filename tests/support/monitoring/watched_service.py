@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -59,8 +60,6 @@ def watched_service(folder: Path) -> Iterator["WatchedService"]:
         "0",
         "--replicas",
         "2",
-        "--num-kv-blocks",
-        "256",
         "--num-threads",
         "1",
     ]
@@ -163,8 +162,11 @@ class WatchedService:
         listed = subprocess.run(
             [self._command, "ps", "--port", str(self.port), "--json"], capture_output=True, text=True, timeout=60
         )
-        processes = json.loads(listed.stdout)
-        (victim, *_) = [each for each in processes if each["role"] == "engine" and MODEL in str(each)]
+        metrics = self.http.get("/metrics", headers={"authorization": f"Bearer {SECRETS['alice']}"}).text
+        names = re.findall(rf'rayinfer_steps_total{{model_name="{MODEL}",engine="([^"]+)"', metrics)
+        names += re.findall(rf'rayinfer_steps_total{{engine="([^"]+)",model_name="{MODEL}"', metrics)
+        processes = [each for each in json.loads(listed.stdout) if each["role"] == "engine"]
+        victim = next(each for each in processes if any(name in str(each) for name in names))
         os.kill(victim["pid"], signal.SIGKILL)
 
     def _fill_the_queue(self) -> None:
