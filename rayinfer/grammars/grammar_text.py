@@ -60,7 +60,9 @@ def _answer_text(spec: StructuredOutputsParams, special_tokens: Collection[str])
         return LLMatcher.grammar_from_regex(spec.regex)
     if spec.choice is not None:
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in spec.choice)
-        return LLMatcher.grammar_from_lark(f"start: {texts}")
+        return LLMatcher.grammar_from_lark(
+            f"start: CHOICE\nCHOICE: {texts}"
+        )  # one lexeme: as rules, a thousand are too many
     if spec.grammar is not None:
         return LLMatcher.grammar_from_lark(_as_lark(spec.grammar))
     assert isinstance(spec.structural_tag, str)
