@@ -1,7 +1,6 @@
-"""Hostile grammars: schemas and patterns that take as much time and memory to compile as limits allow, all different."""
+"""Hostile grammars: schemas and patterns, all different, that take as much time and memory as limits allow."""
 
 import itertools
-import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -127,9 +126,3 @@ _KINDS: Mapping[str, Callable[[int, random.Random], dict[str, Any]]] = {
 
 def _object(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-
-
-def request_body(model: str, form: Mapping[str, Any]) -> bytes:
-    """Return a completion's body that asks for a form."""
-    body = {"model": model, "prompt": "hello", "max_tokens": 4, "structured_outputs": form}
-    return json.dumps(body, separators=(",", ":")).encode()
