@@ -112,14 +112,14 @@ def test_preempted_and_slept_answers_are_those_of_an_undisturbed_run(folder, llm
     assert all(re.fullmatch(PATTERN["regex"], text) for text in expected)
 
 
-def test_answers_stay_valid_and_equal_under_a_hundred_preemptions(folder, llm):
+def test_answers_stay_valid_and_equal_under_150_preemptions(folder, llm):
     forms = [PATTERN, {"regex": "([a-d]{4},){9}[a-d]"}, {"grammar": 'start: ("<" /[0-9]{3}/ ">"){12}'}]
     prompts = [f"the quick brown fox {i}" for i in range(60)]
     params = [drawn(forms[i % 3], seed=i) for i in range(60)]
     expected = texts(llm.generate(prompts, params, use_tqdm=False))
     with LLM(str(folder), **{**SETTINGS, "num_kv_blocks": 24, "max_num_seqs": 16}) as small:
         assert texts(small.generate(prompts, params, use_tqdm=False)) == expected
-        assert small.stats.num_preemptions_total >= 100
+        assert small.stats.num_preemptions_total >= 150
     patterns = [PATTERN["regex"], forms[1]["regex"], "(<[0-9]{3}>){12}"]
     assert all(re.fullmatch(patterns[i % 3], text) for i, text in enumerate(expected))
 
