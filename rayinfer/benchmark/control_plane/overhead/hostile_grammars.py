@@ -114,12 +114,18 @@ def _ambiguous_rules(number: int, draw: random.Random) -> dict[str, Any]:
     return {"grammar": f'start: r0 "{number}"\n{rules}\nA: /a+/'}
 
 
+def _chained_rules(number: int, draw: random.Random) -> dict[str, Any]:
+    count = draw.choice([150, 2000])  # the second is too long
+    rules = "\n".join(f'r{i} ::= "a{i}" | r{i + 1} "b"' for i in range(count))
+    return {"grammar": f'root ::= r0 "{number}"\n{rules}\nr{count} ::= "z"'}
+
+
 _KINDS: Mapping[str, Callable[[int, random.Random], dict[str, Any]]] = {
     make.__name__.replace("_", " ").strip(): make
     for make in (
         *(_nested_objects, _nested_choices, _doubling_references, _recursion, _long_enums, _long_choices),
         *(_optional_properties, _repetitions, _unbounded_lookback, _alternations, _patterns_in_schemas, _lengths),
-        *(_megabytes, _megabytes_of_members, _ambiguous_rules),
+        *(_megabytes, _megabytes_of_members, _ambiguous_rules, _chained_rules),
     )
 }
 
