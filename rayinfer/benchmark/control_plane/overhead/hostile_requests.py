@@ -132,6 +132,13 @@ def _grammars(model: str) -> Iterator[HostileRequest]:
         yield _post(COMPLETIONS, json.dumps(body, separators=(",", ":")).encode(), per_s=GRAMMARS_PER_S)
 
 
+def _short_answers(model: str) -> Iterator[HostileRequest]:
+    """What grammars are beside the answers that they are for."""
+    for number in range(100):
+        body = {"model": model, "prompt": f"hello {number}", "max_tokens": 4}
+        yield _post(COMPLETIONS, json.dumps(body).encode(), per_s=GRAMMARS_PER_S)
+
+
 def _wrong_types(model: str) -> Iterator[HostileRequest]:
     yield _chat(model, [1] * (MAX_VALUES - 10))
     yield _chat(model, [{"role": "user", "content": 1}] * MAX_MESSAGES)
@@ -177,7 +184,18 @@ _KINDS: Mapping[str, Callable[[str], Iterator[HostileRequest]]] = {
     make.__name__.replace("_", " ").strip(): make
     for make in (
         *(_numbers, _long_numbers, _token_ids_that_fit, _strings, _nesting, _template_arguments, _messages),
-        *(_long_texts, _escapes, _echoes, _logprobs, _logit_biases, _stops, _bad_words, _wrong_types, _grammars),
+        *(
+            _long_texts,
+            _escapes,
+            _echoes,
+            _logprobs,
+            _logit_biases,
+            _stops,
+            _bad_words,
+            _wrong_types,
+            _grammars,
+            _short_answers,
+        ),
         *(_over_the_limits, _half_sent_bodies, _tiny_requests, _dropped_connections, _unknown_paths),
     )
 }
