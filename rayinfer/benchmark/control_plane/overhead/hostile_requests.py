@@ -196,7 +196,15 @@ _KINDS: Mapping[str, Callable[[str], Iterator[HostileRequest]]] = {
             _grammars,
             _short_answers,
         ),
-        *(_over_the_limits, _half_sent_bodies, _tiny_requests, _dropped_connections, _unknown_paths),
+        *(
+            _grammars,
+            _short_answers,
+            _over_the_limits,
+            _half_sent_bodies,
+            _tiny_requests,
+            _dropped_connections,
+            _unknown_paths,
+        ),
     )
 }
 
