@@ -87,7 +87,8 @@ def run_structured_benchmark(
     log("compiling a schema")
     text, times = _compilation_times(folder)
     with LLM(model, enable_prefix_caching=False, **settings) as llm:
-        measure = partial(_measure, llm, num_tokens=num_tokens, num_rounds=num_rounds, temperature=temperature, log=log)
+        settings = {"num_tokens": num_tokens, "num_rounds": num_rounds, "temperature": temperature}
+        measure = partial(_measure, llm, log=log, **settings)
         results = [measure(number) for number in streams]
         kernels = llm.description.kernels
     return StructuredReport(
@@ -106,7 +107,7 @@ def _measure(
     llm: LLM, num_streams: int, *, num_tokens: int, num_rounds: int, temperature: float, log: Log
 ) -> StreamsResult:
     lengths = (PROMPT_TOKENS, PROMPT_TOKENS), (num_tokens, num_tokens)
-    prompts = offline_workload(num_streams, *lengths, vocab_size=1000, seed=1).prompts
+    prompts = offline_workload(num_streams, *lengths, vocab_size=min(1000, llm.description.vocab_size), seed=1).prompts
     forms = [{"json": schema, "disable_any_whitespace": True} for schema in endless_schemas()]
     common: dict[str, Any] = {"max_tokens": num_tokens, "temperature": temperature}
     free = [SamplingParams(ignore_eos=True, seed=i, **common) for i in range(num_streams)]
