@@ -5,7 +5,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +86,8 @@ def run_structured_benchmark(
     log("compiling a schema")
     text, times = _compilation_times(folder)
     with LLM(model, enable_prefix_caching=False, **settings) as llm:
-        settings = {"num_tokens": num_tokens, "num_rounds": num_rounds, "temperature": temperature}
-        measure = partial(_measure, llm, log=log, **settings)
-        results = [measure(number) for number in streams]
+        sizes = {"num_tokens": num_tokens, "num_rounds": num_rounds}
+        results = [_measure(llm, number, **sizes, temperature=temperature, log=log) for number in streams]
         kernels = llm.description.kernels
     return StructuredReport(
         command=command,
@@ -108,7 +106,7 @@ def _measure(
 ) -> StreamsResult:
     lengths = (PROMPT_TOKENS, PROMPT_TOKENS), (num_tokens, num_tokens)
     prompts = offline_workload(num_streams, *lengths, vocab_size=min(1000, llm.description.vocab_size), seed=1).prompts
-    forms = [{"json": schema, "disable_any_whitespace": True} for schema in endless_schemas()]
+    forms = [StructuredOutputsParams(json=schema, disable_any_whitespace=True) for schema in endless_schemas()]
     common: dict[str, Any] = {"max_tokens": num_tokens, "temperature": temperature}
     free = [SamplingParams(ignore_eos=True, seed=i, **common) for i in range(num_streams)]
     bound = [SamplingParams(structured_outputs=forms[i % len(forms)], seed=i, **common) for i in range(num_streams)]
