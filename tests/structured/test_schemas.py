@@ -15,7 +15,7 @@ from support.structured.json_formats import schema_errors
 
 FOLDER = Path(__file__).parent
 MODEL = "smollm2-135m"
-NUM_ANSWERS, MAX_TOKENS = 10, 120  # to each schema, and of each answer
+NUM_ANSWERS, MAX_TOKENS = 10, 96  # to each schema, and of each answer
 TABLE_BEGINS = "<!-- table -->\n"
 
 
