@@ -201,9 +201,13 @@ __attribute__((noinline)) void multiply_signed_tile(const TileTask& task) {
         const float row_scale = ((const QuantizedRow*)(task.rows + r * row_bytes))->scale;
 #pragma GCC unroll 8
         for (int v = 0; v < Vectors; ++v) {
-            const SumFloats scales = load_raw<SumFloats>(task.scales + v * kByteLanes);
-            const SumFloats result = (SumFloats)_mm256_cvtepi32_ps(sums[r][v]) * scales * row_scale;
-            std::memcpy(task.sums + r * task.sum_stride + v * kByteLanes, &result, sizeof(result));
+            float* to = task.sums + r * task.sum_stride + v * kByteLanes;
+            if (!task.is_first) sums[r][v] = _mm256_add_epi32(sums[r][v], load_raw<__m256i>(to));
+            if (task.is_last) {
+                const SumFloats scales = load_raw<SumFloats>(task.scales + v * kByteLanes);
+                sums[r][v] = (__m256i)((SumFloats)_mm256_cvtepi32_ps(sums[r][v]) * scales * row_scale);
+            }
+            std::memcpy(to, &sums[r][v], sizeof(sums[r][v]));
         }
     }
 }
