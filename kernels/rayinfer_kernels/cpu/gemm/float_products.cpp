@@ -28,6 +28,9 @@ constexpr int kMostRows = kSimd == 8 && !std::is_same_v<E, Plain<E>> ? 4 : kTile
 template <class E>
 constexpr int kMostWideRows = kTileVectors < 4 ? 2 : kMostRows<E>;
 
+// With AVX2 so many rows are multiplied two at a time by whole panels, which are then read line after line.
+constexpr int64_t kFewRows = kSimd == 8 ? 6 : 0;
+
 // Words of one round: two where 12 products alone would not make up for the loop's own work.
 template <class E>
 constexpr int64_t kWordsPerRound = kSimd == 8 && kPerWord<E> == 1 ? 2 : 1;
@@ -140,10 +143,11 @@ class Lookahead {
 template <class E>
 void multiply_block(RowTile rows, Panels<E> panels, int64_t num_inputs, bool continues, float* sums, Lookahead& lookahead) {
     const int64_t width = panels.count * kPanelWidth;
-    const RowTiles tiles(rows.num_rows, kMostRows<E>);
+    const bool are_few = rows.num_rows <= kFewRows;
+    const RowTiles tiles(rows.num_rows, are_few ? kMostWideRows<E> : kMostRows<E>);
     const bool is_alone = tiles.count == 1;
     // Two panels at a time share what is loaded of the rows; one at a time is read faster.
-    const bool is_wide = kSimd < 16 ? rows.num_rows <= 2 : panels.count == 2 && !is_alone;
+    const bool is_wide = kSimd < 16 ? are_few || rows.num_rows <= 2 : panels.count == 2 && !is_alone;
     const bool is_pair = kSimd == 8 && rows.num_rows == 1 && panels.count == 2;
     const int64_t step = is_pair ? kPairVectors * kSimd : (is_wide ? 4 : 2) * kSimd;
     const int64_t num_rounds = num_inputs / kPerWord<E> / kWordsPerRound<E>;
