@@ -24,7 +24,9 @@ constexpr int64_t kAheadOfFew = 1024;
 constexpr int kVectorsPerPanel = kPanelWidth / kByteLanes;
 constexpr int kVectorsPerLine = kLine / (4 * kByteLanes);
 constexpr int64_t kQuadBytes = kPanelWidth * 4;
-constexpr int64_t kBlockQuads = 512;  // of two panels, 128 kB: the next ones and rows fit beside them into a cache of 1 MB
+// Of two panels, 128 kB: the next ones and rows fit beside them into a cache of 1 MB. Of widened weights so many that a tile's
+// columns, a quarter of a panel's, stay in the first level cache.
+constexpr int64_t kBlockQuads = kHasWideNumbers ? 144 : 512;
 
 struct TileTask {
     const uint8_t* rows;
