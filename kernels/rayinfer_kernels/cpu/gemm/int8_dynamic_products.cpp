@@ -274,7 +274,8 @@ void int8_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, in
                     case 1: multiply<1>(end - row, task); break;
                     case 2: multiply<2>(end - row, task); break;
                     case 4: multiply<4>(end - row, task); break;
-                    default: multiply<8>(end - row, task);
+                    default:
+                        if constexpr (kHasWideNumbers) multiply<8>(end - row, task);
                 }
                 ahead += task.ahead_step * quads;
             }
