@@ -19,6 +19,7 @@ from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, MAX_BODY_BYT
 from rayinfer.servers.request_limits import RequestLimits
 from rayinfer.tool_calls.formats import ToolFormatName
 from rayinfer.traces.generation_span import checked_endpoint
+from rayinfer_deployments.engine.rank_placement import ONE_NODE, PlacementStrategy, ranks_per_bundle
 from rayinfer_deployments.router.access_settings import AccessSettings
 from rayinfer_deployments.router.batch_owner_actor import BatchSettings
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits
@@ -54,6 +55,16 @@ class ModelArgs(EngineConfig):
         description="GPUs that Ray sets aside for each process of an engine; with several processes (ranks) 1, or 0 to"
         " compute on the CPU",
     )
+    placement_group_strategy: PlacementStrategy = Field(
+        ONE_NODE,
+        description="nodes of an engine's ranks: one (STRICT_PACK), few (PACK), or one for each stage, or for each rank"
+        " where there are no stages, if possible (SPREAD) or always (STRICT_SPREAD)",
+    )
+    node_labels: list[dict[str, str]] = Field(
+        [],
+        description="Ray labels of an engine's nodes: one mapping for all of them, or one for each stage or rank that"
+        " is placed",
+    )
     drain_timeout_s: float = Field(
         120.0, ge=0, description="seconds for an engine's requests to finish when it is removed"
     )
@@ -87,6 +98,11 @@ class ModelArgs(EngineConfig):
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
+    def ranks_per_bundle(self) -> int:
+        """Return how many of them are placed together."""
+        return ranks_per_bundle(self.placement_group_strategy, self.tensor_parallel_size, self.pipeline_parallel_size)
+
+    @property
     def num_cpus_per_rank(self) -> float:
         """Return the CPUs that Ray reserves for each of them."""
         return round(ENGINE_NUM_CPUS / self.num_ranks, 4) if self.num_cpus is None else self.num_cpus
@@ -115,6 +131,16 @@ class ModelArgs(EngineConfig):
         if self.num_ranks > 1 and self.num_gpus not in (0, 1):
             raise ValueError(
                 f"num_gpus must be 1 for each of the {self.num_ranks} ranks of an engine, or 0, got {self.num_gpus:g}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _labels_match_the_bundles(self) -> Self:
+        num_placed = self.num_ranks // self.ranks_per_bundle
+        if len(self.node_labels) not in (0, 1, num_placed):
+            raise ValueError(
+                f"node_labels must be one mapping, or one for each of the {num_placed} stages or ranks that are placed,"
+                f" got {len(self.node_labels)}"
             )
         return self
 

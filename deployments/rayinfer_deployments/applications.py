@@ -154,7 +154,8 @@ def _engine_deployment(index: int, model: ModelArgs, num_processes: int) -> Appl
             _internal=True,
             ray_actor_options={"num_cpus": REPLICA_NUM_CPUS},
             placement_group_bundles=_bundles(model),
-            placement_group_strategy="STRICT_PACK",
+            placement_group_strategy=model.placement_group_strategy,
+            placement_group_bundle_label_selector=_labels(model),
             max_ongoing_requests=UNLIMITED_ONGOING_REQUESTS,
             health_check_period_s=HEALTH_CHECK_PERIOD_S,
             health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
@@ -167,7 +168,11 @@ def _engine_deployment(index: int, model: ModelArgs, num_processes: int) -> Appl
             model.engine_config(),
             num_processes=num_processes,
             resources=EngineResources(
-                num_ranks=model.num_ranks, num_cpus=model.num_cpus_per_rank, num_gpus=model.num_gpus
+                num_ranks=model.num_ranks,
+                num_cpus=model.num_cpus_per_rank,
+                num_gpus=model.num_gpus,
+                strategy=model.placement_group_strategy,
+                ranks_per_bundle=model.ranks_per_bundle,
             ),
             drain_timeout_s=model.drain_timeout_s,
         )
@@ -175,8 +180,18 @@ def _engine_deployment(index: int, model: ModelArgs, num_processes: int) -> Appl
 
 
 def _bundles(model: ModelArgs) -> list[dict[str, float]]:
-    """Return one bundle per rank; the first also holds the replica, which must start on the node of its actors."""
-    gpus = {"GPU": model.num_gpus} if model.num_gpus else {}
-    first = {"CPU": REPLICA_NUM_CPUS + model.num_cpus_per_rank} | gpus
-    other = {"CPU": max(model.num_cpus_per_rank, LEAST_NUM_CPUS)} | gpus
-    return [first] + [other] * (model.num_ranks - 1)
+    """Return a bundle for each rank, or each stage; the first has the replica too, on the node of its actors."""
+    per_bundle = model.ranks_per_bundle
+    gpus = {"GPU": per_bundle * model.num_gpus} if model.num_gpus else {}
+    cpus = per_bundle * model.num_cpus_per_rank
+    first = {"CPU": REPLICA_NUM_CPUS + cpus} | gpus
+    other = {"CPU": max(cpus, LEAST_NUM_CPUS)} | gpus
+    return [first] + [other] * (model.num_ranks // per_bundle - 1)
+
+
+def _labels(model: ModelArgs) -> list[dict[str, str]] | None:
+    """Return the labels that the node of each bundle must have, None for any node."""
+    if not model.node_labels:
+        return None
+    num_bundles = model.num_ranks // model.ranks_per_bundle
+    return [dict(model.node_labels[index % len(model.node_labels)]) for index in range(num_bundles)]

@@ -54,7 +54,7 @@ class EngineReplica:
             actor_name=f"{ENGINE_PREFIX}{serve.get_replica_context().replica_tag}",
             namespace=SERVE_NAMESPACE,
         )
-        num_on_node = _processes_on_node(num_processes, resources.num_ranks)
+        num_on_node = _processes_on_node(num_processes, resources.placement().most_on_one_node)
         self._group = create_group(self._address, config, resources, num_on_node)
         self._actor = self._group.first
         try:
@@ -157,7 +157,10 @@ class EngineReplica:
 
 
 def _processes_on_node(num_processes: int, num_ranks: int) -> int:
-    """Compute how many engine processes share a node's cores, with engines spread evenly and none split."""
+    """Compute how many engine processes share a node's cores, with engines spread evenly.
+
+    `num_ranks` is the number of this engine's ranks on the node that has most of them.
+    """
     num_nodes = max(1, sum(bool(node["Alive"]) for node in ray.nodes()))
     return max(num_ranks, -(-num_processes // num_nodes))
 
