@@ -235,6 +235,9 @@ class LLMAppArgs(BaseModel):
         description="requests to it with an incomplete head or body",
     )
     num_routers: int = Field(1, ge=1, le=64, description="routers that share the connections, each with its own queue")
+    router_on_every_node: bool = Field(
+        False, description="a router on each node that has router_num_cpus, instead of num_routers of them"
+    )
     router_num_cpus: float = Field(0.1, ge=0, description="CPUs that Ray sets aside for the router's process")
 
     @model_validator(mode="after")
@@ -246,6 +249,11 @@ class LLMAppArgs(BaseModel):
         if self.tls_cert is not None and self.listen_port is None:
             raise ValueError("tls_cert is for the routers' own port: it needs listen_port, which a proxy excludes")
         return self
+
+    @property
+    def fewest_routers(self) -> int:
+        """Return the smallest possible number of routers."""
+        return 1 if self.router_on_every_node else self.num_routers
 
     def access_settings(self) -> AccessSettings:
         """Return the routers' settings of keys, TLS and the access log."""
@@ -308,6 +316,12 @@ class LLMAppArgs(BaseModel):
             raise ValueError(f"every model needs a name of its own, got twice: {', '.join(twice)}")
         if self.with_examples and (taken := sorted(set(names) & set(EXAMPLE_NAMES))):
             raise ValueError(f"with_examples has a model {taken[0]!r} of its own: give yours another name")
+        return self
+
+    @model_validator(mode="after")
+    def _number_of_routers_is_settled_once(self) -> Self:
+        if self.router_on_every_node and self.num_routers != 1:
+            raise ValueError("router_on_every_node and num_routers exclude each other: give one of them")
         return self
 
     @model_validator(mode="after")

@@ -15,6 +15,7 @@ from rayinfer.traces.generation_span import check_extra_is_installed
 from rayinfer_deployments.app_args import LLMAppArgs, ModelArgs, with_environment_keys
 from rayinfer_deployments.discovery.addressed_request_router import addressed_routing
 from rayinfer_deployments.discovery.autoscaling_policy import serve_autoscaling
+from rayinfer_deployments.discovery.router_per_node import router_on_every_node
 from rayinfer_deployments.engine.engine_ranks import EngineResources
 from rayinfer_deployments.engine.engine_replica import EngineReplica
 from rayinfer_deployments.router.routed_models import RouterModel, RouterScaling
@@ -62,7 +63,7 @@ def build_app_over(make_engines: MakeEngines, args: LLMAppArgs) -> Application:
         serve.deployment(Router)
         .options(
             name=ROUTER,
-            num_replicas=args.num_routers,
+            **_number_of_routers(args),
             max_surge_percent=100,  # the next one serves before the last one leaves
             version=_version(_router_settings(args)),
             _internal=True,
@@ -102,13 +103,20 @@ def engine_deployment_name(index: int, model: ModelArgs) -> str:
     return f"engine-{index}-{re.sub(r'[^A-Za-z0-9_.-]', '-', model.served_name)}"
 
 
+def _number_of_routers(args: LLMAppArgs) -> dict[str, Any]:
+    """Return Serve's options for the number of routers."""
+    return (
+        router_on_every_node(args.router_num_cpus) if args.router_on_every_node else {"num_replicas": args.num_routers}
+    )
+
+
 def _listen_address(args: LLMAppArgs, port: int | None) -> ListenAddress | None:
     return None if port is None else ListenAddress(host=args.listen_host, port=port)
 
 
 def _router_settings(args: LLMAppArgs) -> dict[str, Any]:
     """Collect the settings that a router is built from; the others can change while it runs, or are not its own."""
-    settings = args.model_dump(mode="json", exclude={"models", "limits", "num_routers"})
+    settings = args.model_dump(mode="json", exclude={"models", "limits", "num_routers", "router_on_every_node"})
     models = [[model.served_name, model.tokenizer_source, model.drain_timeout_s] for model in args.models]
     # A router keeps the bound of its queue where others allow more engines, rather than give way to another router.
     scaling = [scaling and asdict(replace(scaling, max_replicas=1)) for scaling in map(_router_scaling, args.models)]

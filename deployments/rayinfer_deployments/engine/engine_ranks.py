@@ -8,8 +8,9 @@ import asyncio
 import importlib
 import os
 import threading
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -87,10 +88,10 @@ class EngineGroup:
         is_stopped: Callable[[int], bool] = is_stopped,
         process_of: Callable[[ActorHandle], ActorProcess | None] = process_of,
         limits: LivenessLimits = DEFAULT_LIMITS,
-        remote: Collection[int] = (),
+        remote: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         self.first = first
-        self._remote = remote  # ranks on other nodes, whose processes are not seen from here
+        self._remote = remote  # node by rank, of ranks on other nodes: their processes are not seen from here
         self._name = name
         self.others = dict(enumerate(others, start=1))  # by rank
         self._limits = limits
@@ -99,6 +100,11 @@ class EngineGroup:
         self._kill = kill
         self._is_stopped = is_stopped
         self._process_of = process_of
+
+    @property
+    def other_nodes(self) -> frozenset[str]:
+        """Return the ids of the nodes beside the replica's own."""
+        return frozenset(self._remote.values())
 
     async def start(self) -> ModelDescription:
         """Load all ranks' parts, run a first step together, and return the engine's description.
@@ -213,7 +219,9 @@ def create_engine_group(
         ray.remote(RankActor).options(**options[rank]).remote(config, num_processes_on_node, rank)
         for rank in range(1, resources.num_ranks)
     ]
-    remote = {rank for rank in range(resources.num_ranks) if not placement.shares_node_with_first(rank)}
+    remote = {
+        rank: placement.nodes[rank] for rank in range(resources.num_ranks) if not placement.shares_node_with_first(rank)
+    }
     return EngineGroup(address.actor_name, first, others, remote=remote)
 
 

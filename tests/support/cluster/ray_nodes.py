@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on one machine, each in its network namespace: a head without replicas, and workers."""
+"""A Ray cluster on one machine, each node in its network namespace: a head without replicas, and workers."""
 
 import json
 import os
