@@ -71,9 +71,7 @@ async def test_a_replica_leaves_when_the_node_of_another_rank_drains(monkeypatch
     await asyncio.sleep(0.05)
     await replica.check_health()
     draining.add("node-b")
-    async with asyncio.timeout(5):
-        with pytest.raises(EngineLeaving):
-            while True:
-                await replica.check_health()
-                await asyncio.sleep(0.01)
+    await asyncio.sleep(0.2)
+    with pytest.raises(EngineLeaving):
+        await replica.check_health()
     await EngineReplica.__del__(replica)
