@@ -64,7 +64,6 @@ def build_app_over(make_engines: MakeEngines, args: LLMAppArgs) -> Application:
         .options(
             name=ROUTER,
             **_number_of_routers(args),
-            max_surge_percent=100,  # the next one serves before the last one leaves
             version=_version(_router_settings(args)),
             _internal=True,
             ray_actor_options={"num_cpus": args.router_num_cpus},

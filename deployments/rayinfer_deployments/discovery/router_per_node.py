@@ -48,6 +48,7 @@ def router_on_every_node(num_cpus: float) -> dict[str, Any]:
     policy = AutoscalingPolicy(policy_function=RouterPerNodePolicy, policy_kwargs={"num_cpus": num_cpus})
     return {
         "max_replicas_per_node": 1,
+        "max_surge_percent": 0,  # a node has no room for a second one: those of other nodes serve meanwhile
         "autoscaling_config": AutoscalingConfig(
             min_replicas=1,
             max_replicas=MAX_ROUTERS,

@@ -28,7 +28,7 @@ REDIS_PORT = 6390
 STORE_BYTES = 80_000_000  # nearly the least that Ray takes
 NODE_MARK = "RAYINFER_TEST_NODE"  # in the environment of every process of a node
 START_S = 300.0
-WORKER_CPUS = 4
+WORKER_CPUS = 2
 RAY = [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
 
 
