@@ -7,6 +7,7 @@ without kernel modules for traffic control.
 import contextlib
 import subprocess
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 BRIDGE = "rayinfer-br"
 NETWORK = "10.77.5"
@@ -22,6 +23,10 @@ class NodeNetwork:
     def address(self, node: int) -> str:
         """Return a node's address."""
         return f"{NETWORK}.{node}"
+
+    def namespace(self, node: int) -> int:
+        """Return the number of a node's namespace, by which its processes are known."""
+        return Path(f"/run/netns/{_name(node)}").stat().st_ino
 
     def inside(self, node: int, command: Sequence[str], hidden: Sequence[str] = ()) -> list[str]:
         """Return the command line that runs a command on a node; the hidden folders are empty there."""

@@ -26,7 +26,6 @@ GCS_PORT = 6379
 HTTP_PORT = 8000
 REDIS_PORT = 6390
 STORE_BYTES = 80_000_000  # nearly the least that Ray takes
-NODE_MARK = "RAYINFER_TEST_NODE"  # in the environment of every process of a node
 START_S = 300.0
 WORKER_CPUS = 2
 RAY = [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
@@ -137,17 +136,16 @@ class RayNodes:
 
     def processes(self, node: int | None = None, title: str = "") -> dict[int, str]:
         """Return the titles of a node's processes, or of all nodes', that contain a text, by process id."""
-        mark = f"{NODE_MARK}={self._mark}-{'' if node is None else f'{node}'}".encode()
+        namespaces = {self.network.namespace(each) for each in ([node] if node is not None else self.network.nodes)}
         found = {}
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit():
                 continue
             try:
-                variables = (entry / "environ").read_bytes().split(b"\0")
+                is_of_node = (entry / "ns" / "net").stat().st_ino in namespaces  # Ray writes titles over environments
                 shown = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
             except OSError:
                 continue
-            is_of_node = any(each == mark or (node is None and each.startswith(mark)) for each in variables)
             if is_of_node and shown and title in shown:
                 found[int(entry.name)] = shown
         return found
@@ -186,7 +184,6 @@ class RayNodes:
             "RAYINFER_CACHE": str(self.folder / f"cache-{node}"),
             "PYTHONPATH": ":".join(map(str, paths)),
             "TEST_SWITCHES": str(self.switches),
-            NODE_MARK: f"{self._mark}-{node}",
         }
         if self._with_redis and node == HEAD:
             settings |= {"RAY_REDIS_ADDRESS": f"{HERE}:{REDIS_PORT}", "RAY_external_storage_namespace": self._mark}
