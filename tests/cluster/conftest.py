@@ -23,7 +23,7 @@ def nodes(tiny_model, tmp_path_factory):
     for program in ("ip", "redis-server", "unshare"):
         assert shutil.which(program), f"{program} is missing: apt-get install iproute2 redis-server util-linux"
     folder = tmp_path_factory.mktemp("nodes")
-    hidden, labels = {3: [str(tiny_model)]}, {2: "place=second", 3: "place=third"}
+    hidden, labels = {3: [str(tiny_model.parent)]}, {2: "place=second", 3: "place=third"}
     with (
         NodeNetwork(3) as network,
         RayNodes(network, folder, step_s="0.02", with_redis=True, hidden=hidden, labels=labels) as nodes,

@@ -3,10 +3,12 @@
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 import httpx
 import yaml
 
+from rayinfer.config import cache_folder
 from rayinfer_deployments.cluster.ray_environment import cluster_settings
 from support.cluster.node_network import HERE, NodeNetwork
 from support.services.polling import wait_until
@@ -53,8 +56,12 @@ class RayNodes:
         self._with_redis = with_redis
         self._redis: subprocess.Popen[bytes] | None = None
         self._started: list[subprocess.Popen[bytes]] = []
+        self._ray_folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # short: it holds sockets
         self.switches = folder / "switches"
         self.switches.mkdir(parents=True)
+        for node in network.nodes:
+            (folder / f"cache-{node}").mkdir()
+            (folder / f"cache-{node}" / "kernels").symlink_to(compiled_kernels())  # compiled once
         if step_s is not None:
             (self.switches / "slow-steps").write_text(step_s)
 
@@ -83,21 +90,22 @@ class RayNodes:
         if node in self._labels:
             joined += [f"--labels={self._labels[node]}"]
         if node == HEAD:
-            joined += [f"--temp-dir={self.folder / 'ray'}"]
+            joined += [f"--temp-dir={self._ray_folder}"]
         command = [
             *(*RAY, "start", "--block", "--disable-usage-stats", f"--node-ip-address={self.network.address(node)}"),
             *(f"--object-store-memory={STORE_BYTES}", *joined),
         ]
-        self._started.append(self.run(node, command))
+        self._started.append(self.run(node, command, joins=False))
         if node == HEAD:
             wait_until(lambda: _accepts(head, GCS_PORT), START_S, 0.2)
 
-    def run(self, node: int, command: Sequence[str], **streams: Any) -> subprocess.Popen[bytes]:
-        """Start a program on a node; its output goes to the node's log."""
+    def run(self, node: int, command: Sequence[str], *, joins: bool = True, **streams: Any) -> subprocess.Popen[bytes]:
+        """Start a program on a node, one that joins the Ray there; its output goes to the node's log."""
+        address = {"RAY_ADDRESS": f"{self.network.address(HEAD)}:{GCS_PORT}"} if joins else {}
         with (self.folder / f"node-{node}.log").open("ab") as log:
             return subprocess.Popen(
                 self.network.inside(node, command, self._hidden.get(node, ())),
-                env=self._environment(node),
+                env=self._environment(node) | address,
                 start_new_session=True,
                 cwd=self.folder,
                 **{"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log} | streams,
@@ -172,6 +180,7 @@ class RayNodes:
         if self._redis is not None:
             self._redis.kill()
             self._redis.wait(10)
+        shutil.rmtree(self._ray_folder, ignore_errors=True)
 
     def _environment(self, node: int) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
@@ -180,7 +189,6 @@ class RayNodes:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self._token,
             "RAY_gcs_rpc_server_reconnect_timeout_s": "600",  # as KubeRay sets it for workers
-            "RAY_ADDRESS": f"{self.network.address(HEAD)}:{GCS_PORT}",
             "RAYINFER_CACHE": str(self.folder / f"cache-{node}"),
             "PYTHONPATH": ":".join(map(str, paths)),
             "TEST_SWITCHES": str(self.switches),
@@ -195,6 +203,13 @@ class RayNodes:
             ["redis-server", *arguments, "--dir", str(self.folder)], stdout=subprocess.DEVNULL
         )
         wait_until(lambda: _accepts(HERE, REDIS_PORT), 20.0, 0.1)
+
+
+def compiled_kernels() -> Path:
+    """Return the folder of this user's compiled kernels, where they are, or will be."""
+    folder = cache_folder() / "kernels"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _accepts(host: str, port: int) -> bool:

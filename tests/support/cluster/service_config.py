@@ -17,7 +17,7 @@ def built_config(*models: dict[str, Any], routers: int = 1, **app: Any) -> dict[
             "app": {"models": [SMALL | model for model in models], "router_num_cpus": 0.1} | app,
             "routers": routers,
             "grpc": False,
-            "workers": [{"name": "small", "cpus": 4, "replicas": 2}],
+            "workers": [{"name": "small", "cpus": 4, "pods": 2}],
         }
     )
     return serve_config(service)
