@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from support.cluster.cluster_load import ClusterLoad
+from support.cluster.impaired_link import impaired
 from support.cluster.ray_nodes import HEAD
 from support.cluster.service_config import built_config, model_args
 from support.faults.fault_load import record_answers, request_body
@@ -117,6 +118,17 @@ def test_a_cut_link_moves_streams_to_the_other_node(service, expected):
     print(f"CUT: {load.report()}")
     assert set(load.verdicts) == {"exact"}, load.report()
     wait_whole(service)
+
+
+def test_a_slow_link_that_loses_packets_breaks_no_stream(service, expected):
+    with under_load(service, expected) as load:
+        wait_answers(load, NUM_STREAMS)
+        with impaired(service.network, 3, delay_s=0.03, loss=0.02) as link:
+            wait_answers(load, 4 * NUM_STREAMS)
+        wait_answers(load, NUM_STREAMS)
+    print(f"SLOW LINK, {link.num_dropped} of {link.num_dropped + link.num_forwarded} frames lost: {load.report()}")
+    assert link.num_dropped > 0
+    assert set(load.verdicts) == {"exact"}, load.report()
 
 
 def test_an_upgrade_of_model_and_code_fails_no_request(service, expected, tiny_model):

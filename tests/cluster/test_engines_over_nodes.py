@@ -82,3 +82,20 @@ def test_an_engine_ends_with_its_rank_on_another_node_and_returns(service):
     alone, again = answers_of(service, "one"), answers_of(service, "tensor")
     print(f"ended after {ended_s:.1f} s, answers again after {time.monotonic() - killed_s:.1f} s")
     assert [each["text"] for each in again] == [each["text"] for each in alone]
+
+
+@pytest.mark.faults
+def test_an_engine_ends_when_the_node_of_a_rank_is_cut_off(service):
+    before = set(service.processes(2, "EngineActor"))  # among them the engine of one rank
+    cut = 3
+    service.network.cut(cut)
+    cut_s = time.monotonic()
+    wait_until(lambda: len(before & set(service.processes(2, "EngineActor"))) == 1, 120.0)
+    print(f"ended after {time.monotonic() - cut_s:.1f} s")
+    service.kill(cut)
+    service.network.mend(cut)
+    service.start(cut)
+    wait_until(lambda: len(service.processes(title="RankActor")) == 2, 240.0)
+    service.wait_ready(2)
+    alone, again = answers_of(service, "one"), answers_of(service, "tensor")
+    assert [each["text"] for each in again] == [each["text"] for each in alone]

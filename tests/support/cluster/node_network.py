@@ -34,13 +34,17 @@ class NodeNetwork:
         script = f'mount --make-rprivate / && {mounts}exec "$@"'
         return ["ip", "netns", "exec", _name(node), "unshare", "--mount", "sh", "-c", script, "sh", *command]
 
+    def link(self, node: int) -> str:
+        """Return the name of a node's interface on the bridge."""
+        return f"rayinfer-v{node}"
+
     def cut(self, node: int) -> None:
         """Take a node's link down."""
-        _ip(f"link set {_link(node)} down")
+        _ip(f"link set {self.link(node)} down")
 
     def mend(self, node: int) -> None:
         """Take a node's link up again."""
-        _ip(f"link set {_link(node)} up")
+        _ip(f"link set {self.link(node)} up")
 
     @contextlib.contextmanager
     def parted(self, first: int, second: int) -> Iterator[None]:
@@ -61,8 +65,8 @@ class NodeNetwork:
         _ip(f"link set {BRIDGE} up")
         for node in self.nodes:
             _ip(f"netns add {_name(node)}")
-            _ip(f"link add {_link(node)} type veth peer name eth0 netns {_name(node)}")
-            _ip(f"link set {_link(node)} master {BRIDGE} up")
+            _ip(f"link add {self.link(node)} type veth peer name eth0 netns {_name(node)}")
+            _ip(f"link set {self.link(node)} master {BRIDGE} up")
             _ip(f"-n {_name(node)} addr add {self.address(node)}/24 dev eth0")
             _ip(f"-n {_name(node)} link set lo up")
             _ip(f"-n {_name(node)} link set eth0 up")
@@ -76,16 +80,12 @@ class NodeNetwork:
         """Remove what this run, or an earlier one that was killed, has made."""
         for node in self.nodes:
             _ip(f"netns del {_name(node)}", may_fail=True)
-            _ip(f"link del {_link(node)}", may_fail=True)
+            _ip(f"link del {self.link(node)}", may_fail=True)
         _ip(f"link del {BRIDGE}", may_fail=True)
 
 
 def _name(node: int) -> str:
     return f"rayinfer-{node}"
-
-
-def _link(node: int) -> str:
-    return f"rayinfer-v{node}"
 
 
 def _ip(arguments: str, *, may_fail: bool = False) -> None:
