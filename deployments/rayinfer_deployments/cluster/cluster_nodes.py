@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import ray
-from ray._raylet import GcsClient  # type: ignore[attr-defined]  # its stubs are partial
+from ray._private.worker import global_worker  # a client of our own would bring threads, each time
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 
 from rayinfer.errors import RayinferError
@@ -61,7 +61,7 @@ def find_node(name: str, nodes: Sequence[ClusterNode]) -> ClusterNode:
 
 def draining_nodes() -> set[str]:
     """Return the ids of the nodes that are to leave: drained by an operator, an autoscaler, or after a spot notice."""
-    return set(_gcs().get_draining_nodes(timeout=GCS_TIMEOUT_S))
+    return set(global_worker.gcs_client.get_draining_nodes(timeout=GCS_TIMEOUT_S))
 
 
 def request_drain(node: ClusterNode, deadline_s: float, reason: str) -> None:
@@ -72,10 +72,6 @@ def request_drain(node: ClusterNode, deadline_s: float, reason: str) -> None:
     deadline_ms = int(1000 * (time.time() + deadline_s))
     # A node that is not idle is drained for this reason alone.
     kind = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
-    is_accepted, refusal = _gcs().drain_node(node.node_id, kind, reason, deadline_ms)
+    is_accepted, refusal = global_worker.gcs_client.drain_node(node.node_id, kind, reason, deadline_ms)
     if not is_accepted:
         raise RayinferError(f"Ray does not drain node {node}: {refusal}")
-
-
-def _gcs() -> GcsClient:
-    return GcsClient(address=ray.get_runtime_context().gcs_address)
