@@ -98,6 +98,7 @@ class RayNodes:
         self._started.append(self.run(node, command, joins=False))
         if node == HEAD:
             wait_until(lambda: _accepts(head, GCS_PORT), START_S, 0.2)
+        wait_until(lambda: self.processes(node, "DashboardAgent"), START_S, 0.2)  # one node after the other
 
     def run(self, node: int, command: Sequence[str], *, joins: bool = True, **streams: Any) -> subprocess.Popen[bytes]:
         """Start a program on a node, one that joins the Ray there; its output goes to the node's log."""
@@ -189,6 +190,7 @@ class RayNodes:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self._token,
             "RAY_gcs_rpc_server_reconnect_timeout_s": "600",  # as KubeRay sets it for workers
+            "RAY_raylet_start_wait_time_s": "200",  # on a machine that has much else to do
             "RAYINFER_CACHE": str(self.folder / f"cache-{node}"),
             "PYTHONPATH": ":".join(map(str, paths)),
             "TEST_SWITCHES": str(self.switches),
