@@ -1,7 +1,9 @@
 """Search for a model on the cluster's nodes: a node that lacks it gets it from one that has it."""
 
+import contextlib
 import logging
 import random
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,6 +25,8 @@ from rayinfer_deployments.model_files.folder_manifest import (
 from rayinfer_deployments.model_files.folder_transfer import ReceivedFolders
 
 ANSWER_S = 60.0  # of the other nodes, to what they have; a process starts there
+ANSWER_WITH_COPY_S = 10.0  # where an earlier copy could do
+SAME_MOMENT_S = 0.2
 PIECE_S = 120.0
 THREADS = 4  # that read pieces for one other node
 
@@ -40,14 +44,15 @@ def resolve_on_cluster(model: str, *, with_weights: bool = True) -> Path:
     if not others:
         return resolve_model(model, progress=False)
     received = received_folders()
-    manifests = _ask(others, model, with_weights)
+    copy = received.newest(model, with_weights=with_weights)
+    manifests = _ask(others, model, with_weights, ANSWER_S if copy is None else ANSWER_WITH_COPY_S)
     for node in random.sample(sorted(manifests), len(manifests)):  # those that got it earlier serve it, too
         try:
             return _receive(received, node, model, manifests[node], with_weights)
         except ModelLoadError as error:
             logger.warning("model %s cannot be had from node %s: %s", model, node[:12], error)
-    if (folder := received.newest(model, with_weights=with_weights)) is not None:
-        return folder
+    if copy is not None:
+        return copy
     try:
         return resolve_model(model, progress=False)
     except ModelNotFound as error:
@@ -66,20 +71,24 @@ def _other_nodes() -> list[str]:
     return [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != own]
 
 
-def _ask(nodes: Sequence[str], model: str, with_weights: bool) -> dict[str, FolderManifest]:
-    """Ask other nodes for the manifest of their folder; those without it, or without an answer, are left out."""
-    asked = {describe_model.options(scheduling_strategy=_on(node)).remote(model, with_weights): node for node in nodes}
-    ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_S)
+def _ask(nodes: Sequence[str], model: str, with_weights: bool, timeout_s: float) -> dict[str, FolderManifest]:
+    """Ask other nodes for the manifest of their folder, until the first has it; answers of the same moment count, too.
+
+    Those without it, or without an answer, are left out.
+    """
+    late = {describe_model.options(scheduling_strategy=_on(node)).remote(model, with_weights): node for node in nodes}
+    found: dict[str, FolderManifest] = {}
+    deadline = time.monotonic() + timeout_s
+    while late and not found and (left_s := deadline - time.monotonic()) > 0:
+        ray.wait(list(late), num_returns=1, timeout=left_s)
+        ready, _ = ray.wait(list(late), num_returns=len(late), timeout=SAME_MOMENT_S)
+        for reference in ready:
+            node = late.pop(reference)
+            with contextlib.suppress(RayError):
+                if (manifest := ray.get(reference)) is not None:
+                    found[node] = manifest
     for reference in late:
         ray.cancel(reference, force=True)
-    found = {}
-    for reference in ready:
-        try:
-            manifest: FolderManifest | None = ray.get(reference)
-        except RayError:
-            continue
-        if manifest is not None:
-            found[asked[reference]] = manifest
     return found
 
 
