@@ -16,6 +16,7 @@ from rayinfer_deployments.cli import (
     generate,
     keys,
     optimize,
+    plan,
     serve,
     usage,
 )
@@ -48,7 +49,7 @@ def build_application() -> typer.Typer:
         application.command(rich_help_panel=OPERATION)(command)
     for command in (engine_control.pause, engine_control.resume, engine_control.sleep, engine_control.wake):
         application.command(rich_help_panel=OPERATION)(command)
-    for command in (check_config.check_config, check_config.environment, build.build):
+    for command in (check_config.check_config, check_config.environment, build.build, plan.plan):
         application.command(rich_help_panel=OPERATION)(command)
     application.command()(usage.usage)
     application.add_typer(batch.build_application(), name="batch")

@@ -56,6 +56,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("rayinfer.engine", "rayinfer.predictors"),
     ("rayinfer.llm",),
     ("rayinfer.jobs", "rayinfer.benchmark"),
+    ("rayinfer.planning",),
     ("rayinfer_deployments.cluster",),
     ("rayinfer_deployments.discovery", "rayinfer_deployments.model_files"),
     ("rayinfer_deployments.engine", "rayinfer_deployments.router"),

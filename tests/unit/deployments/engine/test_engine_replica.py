@@ -29,7 +29,8 @@ class FakeEngine:
 
         def remote(*arguments):
             done = asyncio.get_running_loop().create_future()
-            done.set_result(answers.get(method))
+            if method != "run":  # which ends with the rank
+                done.set_result(answers.get(method))
             return done
 
         return SimpleNamespace(remote=remote)
