@@ -65,7 +65,7 @@ def _download(repo_id: str, **settings: Any) -> str:
 
 def fetch_config(repo_id: str) -> Path:
     """Return a folder with the config.json of a repository, downloading that file alone; raises ModelNotFound."""
-    if (snapshot := _local_snapshot(repo_id)) is not None:
+    if (snapshot := local_snapshot(repo_id)) is not None:
         return snapshot
     hub = importlib.import_module("huggingface_hub")
     try:
