@@ -63,6 +63,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("rayinfer_deployments.app_args",),
     ("rayinfer_deployments.applications",),
     ("rayinfer_deployments.config_check",),
+    ("rayinfer_deployments.monitoring",),
     ("rayinfer_deployments.kubernetes",),
     ("rayinfer_deployments.operations",),
     ("rayinfer_deployments.overhead",),
