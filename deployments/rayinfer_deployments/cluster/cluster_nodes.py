@@ -31,7 +31,7 @@ class ClusterNode:
         return name in (self.address, self.name) or is_prefix
 
     def __str__(self) -> str:
-        """Return the address, and enough of the id to tell nodes apart."""
+        """Return the address, and the beginning of the id, which distinguishes nodes."""
         return f"{self.address} ({self.node_id[:12]})"
 
 
