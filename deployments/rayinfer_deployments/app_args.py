@@ -14,6 +14,7 @@ from rayinfer.errors import ConfigError
 from rayinfer.prediction_cache.cache_settings import DEFAULT_CACHE_BYTES, PredictionCacheSettings, checked_url
 from rayinfer.routing.autoscaling_settings import AutoscalingSettings
 from rayinfer.routing.limits import RouterLimits
+from rayinfer.servers.access.web_origins import is_loopback
 from rayinfer.servers.kserve.example_models import EXAMPLE_NAMES
 from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, MAX_BODY_BYTES
 from rayinfer.servers.request_limits import RequestLimits
@@ -163,13 +164,21 @@ class LLMAppArgs(BaseModel):
     max_body_bytes: int = Field(DEFAULT_MAX_BODY_BYTES, ge=1024, le=MAX_BODY_BYTES, description="largest request body")
     request_timeout_s: float | None = Field(None, gt=0, description="longest time for one request; more ends it")
     enable_engine_control: bool = Field(
-        False, description="paths that pause engines and put them to sleep, for all clients or keys that may"
+        False,
+        description="paths that pause, drain, scale and reload engines: for keys with the scope operate, without keys "
+        "for clients on the same machine",
     )
     trust_tenant_header: bool = Field(
         False, description="take a request's tenant from x-tenant-id; for services behind a gateway that sets it"
     )
     trace_requests: bool = Field(
         True, description="keep the events of each request for ten minutes, for GET /v1/requests/{id}/trace"
+    )
+    trace_prompts: bool = Field(
+        False, description="keep the begin of prompts with the events, for GET /v1/requests of the same tenant"
+    )
+    control_socket: str | None = Field(
+        None, description="socket of the process that runs operators' commands, which `rayinfer serve` sets"
     )
     otlp_traces_endpoint: str | None = Field(
         None, description="URL that gets a span of each generation by OTLP over HTTP; needs rayinfer[otel]"
@@ -203,6 +212,9 @@ class LLMAppArgs(BaseModel):
     price_per_engine_hour: float = Field(0.0, ge=0, description="price by which usage is shown as cost")
     access_log: str | None = Field(None, description="file that gets a line of JSON for each request, without prompts")
     cors_origins: list[str] = Field([], description="origins of web pages that may use the service; * for all")
+    allowed_hosts: list[str] = Field(
+        [], description="names by which browsers may reach a service without keys, beside addresses and localhost"
+    )
     tls_cert: str | None = Field(None, description="certificate of the routers' own port (PEM, with its chain)")
     tls_key: str | None = Field(None, description="key of that certificate (PEM)")
     tls_client_ca: str | None = Field(None, description="authorities of the certificates that clients must have (PEM)")
@@ -263,6 +275,10 @@ class LLMAppArgs(BaseModel):
             price_per_engine_hour=self.price_per_engine_hour,
             log=self.access_log,
             cors_origins=tuple(self.cors_origins),
+            allowed_hosts=tuple(self.allowed_hosts),
+            is_local=self.listen_port is not None and is_loopback(self.listen_host),
+            trace_prompts=self.trace_prompts,
+            control_socket=self.control_socket,
             tls=HttpTlsFiles(certificate=self.tls_cert or "", key=self.tls_key or "", client_ca=self.tls_client_ca)
             if has_tls
             else None,
