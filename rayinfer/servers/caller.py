@@ -29,13 +29,15 @@ class RequestContext:
     record: RequestRecord | None = None  # where an access log is kept
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     server: tuple[str, int | None] | None = None  # address and port that the request came to
+    priority: int | None = None  # counts before the request's own: of rows of batches, which name none
 
 
 def request_context(request: Request) -> RequestContext:
     """Return the context of an HTTP request; raises InvalidParameter for a malformed tenant name."""
     record = getattr(request.state, "record", None)
     server = request.scope.get("server")
-    return RequestContext(request.state.identity, caller_of(request), record, request.headers, server)
+    priority = getattr(request.state, "priority", None)
+    return RequestContext(request.state.identity, caller_of(request), record, request.headers, server, priority)
 
 
 def trust_tenant_header(app: FastAPI, is_trusted: bool) -> None:

@@ -4,7 +4,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any, TypeVar
 
@@ -131,6 +131,8 @@ class GenerationService:
         """
         if isinstance(refusal := generation.model.generator.overload(), ShuttingDown):
             raise refusal  # here, as the rest of a list of prompts that has begun is still admitted
+        if context.priority is not None:
+            generation = replace(generation, priority=context.priority)
         if not generation.inputs:
             self.limits.check_params(generation.params)
             self.limits.check_num_choices(len(generation.prompts), generation.params.n)

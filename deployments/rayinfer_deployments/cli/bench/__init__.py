@@ -12,13 +12,14 @@ from rayinfer_deployments.cli.bench.engine_benchmarks import (
     scheduler,
 )
 from rayinfer_deployments.cli.bench.predictor_benchmarks import predictors
-from rayinfer_deployments.cli.bench.service_benchmarks import hostile, router, serve
+from rayinfer_deployments.cli.bench.service_benchmarks import batches, hostile, router, serve
 from rayinfer_deployments.cli.bench.study_benchmarks import autoscaling, quality, routing
 from rayinfer_deployments.cli.failures import in_one_line
 
 BENCHMARKS = (
     offline,
     serve,
+    batches,
     scheduler,
     parallel,
     kernels,
