@@ -28,7 +28,7 @@ from rayinfer.errors import RayinferError
 
 ENDPOINT = "/v1/completions"
 SETTLING_S = 3.0  # from the first finished row of a batch to the first request, until all rows of the engine are used
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
 END_TIMEOUT_S = 60.0
 POLL_S = 0.1
 
