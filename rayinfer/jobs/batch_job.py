@@ -145,6 +145,7 @@ class FileData:
     def __call__(self, context: JobContext) -> JobData:
         """Open source, progress and sink."""
         job = self.job
+        records = _records(job)
         progress = ProgressFolder(job.progress_location)
         source = open_source(
             job.input, format=job.input_format, id_column=job.id_column, split=job.split, scan_store=progress
@@ -165,7 +166,7 @@ class FileData:
             progress=progress,
             job_digest=job_digest(settings),
             lease=lease,
-            records=_records(job),
+            records=records,
             goes_on_after_change=job.force_config,
         )
 
