@@ -79,7 +79,7 @@ class BatchEffectReport:
     step: Percentiles
     rows_per_s: float  # of the batch, in the phases with it
     added_ms: float = 0.0  # p95 beside the batch less p95 alone, over all rounds
-    added_steps: float = 0.0  # the same in steps of the median time
+    added_steps: float = 0.0  # the same in steps of their p95 time
     environment: Environment = field(default_factory=describe_environment)
 
     def tables(self) -> list[Table]:
@@ -95,7 +95,7 @@ class BatchEffectReport:
         ]
         figures = [
             ("p95 added, ms", self.added_ms),
-            ("p95 added, steps of the median time", self.added_steps),
+            ("p95 added, in steps of the p95 time", self.added_steps),
             ("rows/s of the batch meanwhile", self.rows_per_s),
         ]
         return [
@@ -140,7 +140,7 @@ async def measure_batch_effect(plan: BatchEffectPlan, command: str, log: Log) ->
         step=step,
         rows_per_s=round(sum(rates) / len(rates), 2),
         added_ms=round(times_beside.p95 - times.p95, 3),
-        added_steps=round((times_beside.p95 - times.p95) / step.p50, 3),
+        added_steps=round((times_beside.p95 - times.p95) / step.p95, 3),
     )
 
 
