@@ -27,7 +27,6 @@ from rayinfer.benchmark.report import (
 from rayinfer.errors import RayinferError
 
 ENDPOINT = "/v1/completions"
-SETTLING_S = 3.0  # from the first finished row of a batch to the first request, until all rows of the engine are used
 START_TIMEOUT_S = 300.0
 END_TIMEOUT_S = 60.0
 POLL_S = 0.1
@@ -46,6 +45,7 @@ class BatchEffectPlan:
     input_len: int | LengthRange = 128
     output_len: int | LengthRange = 8
     max_pause_s: float = 0.5  # between two requests, at random
+    settling_s: float = 3.0  # from the first finished row of a batch to the first request, for the engine to fill
     num_rows: int = 2000
     row_input_len: int | LengthRange = 128
     row_output_len: int | LengthRange = 128
@@ -172,7 +172,7 @@ class _BatchClient:
         batch_id = (await self._call("POST", "/v1/batches", json=body))["id"]
         try:
             await self._until(batch_id, START_TIMEOUT_S, lambda batch: batch["request_counts"]["completed"] > 0)
-            await asyncio.sleep(SETTLING_S)
+            await asyncio.sleep(plan.settling_s)
             clock = asyncio.get_running_loop().time
             begin, begin_s = await self._num_done(batch_id), clock()
 

@@ -1,4 +1,5 @@
 import json
+from base64 import b64encode
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from rayinfer.predictors.predictor import Predictor
 from rayinfer.sampling_params import SamplingParams
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
 from support.tiny_models.tiny_encoders import make_tiny_encoder
+from support.tiny_models.tiny_images import picture, png, save_classifier
 
 ENGINE = {"dtype": "float32", "num_threads": 1, "num_kv_blocks": 256, "max_num_seqs": 4}
 
@@ -227,3 +229,26 @@ def test_a_batch_line_may_have_several_texts_to_embed(folder):
 def test_an_output_that_cannot_hold_batch_lines_is_refused(folder, settings, message):
     with pytest.raises(ConfigError, match=message):
         run_job(folder, "shape", [{"prompt": "a"}], **settings)
+
+
+def test_images_of_rows_are_bytes_paths_and_base64(folder):
+    pictures = [png(picture(40, 40 + number)) for number in range(3)]
+    (folder / "classifier-of-images").mkdir()
+    save_classifier(folder / "classifier-of-images", "MobileNetV2")
+    (folder / "photo.png").write_bytes(pictures[0])
+    encoded = [b64encode(each).decode() for each in pictures]
+    rows = [
+        {"image": str(folder / "photo.png")},
+        {"image": encoded[0]},
+        {"image": f"data:image/png;base64,{encoded[1]}"},
+        {"image": {"bytes": None, "path": str(folder / "photo.png")}},
+        {"image": str(folder / "missing.png")},
+        {"text": "none"},
+        {"image": "data:image/png;base64,!"},
+    ]
+    settings = {"sampling": {}, "engine": {"dtype": "float32", "num_threads": 1}, "top_k_labels": 1}
+    found = run_job(folder, "images", rows, model=str(folder / "classifier-of-images"), **settings)
+    assert [row["error"] is None for row in found] == [True] * 4 + [False] * 3
+    assert found[0]["labels"] == found[1]["labels"] == found[3]["labels"]
+    assert found[0]["labels"] != found[2]["labels"]
+    assert "there is no image" in found[4]["error"]
