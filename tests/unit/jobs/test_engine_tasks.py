@@ -234,7 +234,7 @@ def test_an_output_that_cannot_hold_batch_lines_is_refused(folder, settings, mes
 def test_images_of_rows_are_bytes_paths_and_base64(folder):
     pictures = [png(picture(40, 40 + number)) for number in range(3)]
     (folder / "classifier-of-images").mkdir()
-    save_classifier(folder / "classifier-of-images", "MobileNetV2")
+    save_classifier(folder / "classifier-of-images", "ViT")
     (folder / "photo.png").write_bytes(pictures[0])
     encoded = [b64encode(each).decode() for each in pictures]
     rows = [
