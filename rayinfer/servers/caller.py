@@ -29,7 +29,12 @@ class RequestContext:
     record: RequestRecord | None = None  # where an access log is kept
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     server: tuple[str, int | None] | None = None  # address and port that the request came to
-    priority: int | None = None  # counts before the request's own: of rows of batches, which name none
+    priority: int | None = None  # of a row of a batch, in place of the request's own
+
+    @property
+    def is_batch_row(self) -> bool:
+        """Whether it is a row of a batch."""
+        return self.priority is not None
 
 
 def request_context(request: Request) -> RequestContext:

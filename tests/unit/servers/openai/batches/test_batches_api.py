@@ -21,6 +21,7 @@ from support.fakes.local_batches import LocalBatches
 from support.services.polling import until
 
 ENDPOINT = "/v1/completions"
+REQUEST_TIMEOUT_S = 90.0
 LIMITS = BatchLimits(max_requests=40, max_file_bytes=300_000)
 
 
@@ -37,7 +38,9 @@ class Service:
             "router", self.batches, find_caller=lambda _, tenant: Caller(tenant), num_slots=lambda: self.num_slots
         )
         services = BatchServices(shared=self.batches, on_batch=self.runner.wake, max_file_bytes=LIMITS.max_file_bytes)
-        self.app = build_app(models, ServiceMetrics(), max_body_bytes=20_000, batches=services)
+        self.app = build_app(
+            models, ServiceMetrics(), max_body_bytes=20_000, batches=services, request_timeout_s=REQUEST_TIMEOUT_S
+        )
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://service")
 
@@ -118,6 +121,15 @@ async def test_rows_run_at_the_lowest_priority(running: Service, generator: Fake
     created = await running.create(input_lines(1, priority=-3))
     await running.wait(created.json()["id"], "completed")
     assert [request.priority for request in generator.requests] == [10]
+
+
+async def test_rows_may_wait_longer_than_other_requests(running: Service, generator: FakeGenerator):
+    created = await running.create(input_lines(1))
+    await running.wait(created.json()["id"], "completed")
+    await running.client.post(ENDPOINT, json={"prompt": "hello", "max_tokens": 3})
+    row, other = generator.requests
+    assert row.timeout_s is None
+    assert REQUEST_TIMEOUT_S - 10 < other.timeout_s <= REQUEST_TIMEOUT_S
 
 
 BODIES = {
