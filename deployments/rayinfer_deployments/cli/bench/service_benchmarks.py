@@ -155,9 +155,9 @@ def batches(
     base_url: Annotated[str, typer.Option(help="a running service with batches")] = "http://127.0.0.1:8000",
     model: Annotated[str, typer.Option(help="the model's name there")] = DEFAULT_MODEL,
     rounds: Annotated[int, typer.Option(min=1, help="rounds, each without the batch and then beside it")] = 3,
-    num_requests: Annotated[int, typer.Option(min=1, help="interactive requests in each phase of a round")] = 30,
+    num_requests: Annotated[int, typer.Option(min=1, help="interactive requests in each phase of a round")] = 20,
     input_len: Annotated[str, typer.Option(help="their prompts in tokens, or LOW:HIGH")] = "128",
-    output_len: Annotated[str, typer.Option(help="their outputs in tokens, or LOW:HIGH")] = "8",
+    output_len: Annotated[str, typer.Option(help="their outputs in tokens, or LOW:HIGH")] = "4",
     rows: Annotated[int, typer.Option(min=1, help="rows of a batch: more than are computed meanwhile")] = 2000,
     row_input_len: Annotated[str, typer.Option(help="their prompts in tokens, or LOW:HIGH")] = "32:256",
     row_output_len: Annotated[str, typer.Option(help="their outputs in tokens, or LOW:HIGH")] = "32:256",
@@ -185,7 +185,7 @@ def batches(
         seed=seed,
         api_key=api_key,
     )
-    with progress_log() as log:
+    with progress_log(keeps_lines=True) as log:
         report = asyncio.run(measure_batch_effect(plan, typed_command(), log))
     show(report, output / "batches.json")
     note = f"{report.environment}: `{report.command}`"
