@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from typing import Any
 
 from rayinfer.engine.loop.engine_state import LifeCycle
 from rayinfer.engine.loop.step_failures import may_be_one_requests_fault
@@ -17,7 +18,7 @@ from rayinfer.engine.scheduling.request import Request, new_request
 from rayinfer.engine.scheduling.request_checks import checked_token_ids
 from rayinfer.engine.scheduling.scheduler import Scheduler
 from rayinfer.errors import EngineDead, InvalidParameter
-from rayinfer.grammars.compiler import GrammarCompiler
+from rayinfer.grammars.compiler import CompiledGrammar, GrammarCompiler
 from rayinfer.outputs import EngineStats, FinishReason, TokenDelta
 from rayinfer.protocols import ControlAction, GenerationRequest, GetState, ModelDescription, Pause, Resume, Sleep, Wake
 
@@ -55,10 +56,12 @@ class Engine:
         self._life.check_alive()
         if self.scheduler.knows(request.request_id):
             raise InvalidParameter(f"request_id {request.request_id!r} is in use", "request_id")
-        self._check_grammar(request)
-        self.scheduler.add(self._checked_request(request))
+        grammar = self._compiled_grammar(request)
+        checked = self._checked_request(request)
+        checked.grammar = grammar
+        self.scheduler.add(checked)
 
-    def start_compiling(self, request: GenerationRequest) -> Future[None] | None:
+    def start_compiling(self, request: GenerationRequest) -> Future[Any] | None:
         """Start to compile the request's grammar; None if there is nothing to compile before it is added."""
         spec = request.sampling_params.structured_outputs
         if spec is None or self._grammars is None or self._grammars.has(spec):
@@ -170,13 +173,13 @@ class Engine:
         if self._grammars is not None:
             self._grammars.close()
 
-    def _check_grammar(self, request: GenerationRequest) -> None:
+    def _compiled_grammar(self, request: GenerationRequest) -> CompiledGrammar | None:
         spec = request.sampling_params.structured_outputs
         if spec is None:
-            return
+            return None
         if self._grammars is None:
             raise InvalidParameter(f"{self.description.name} has no structured_outputs", "structured_outputs")
-        self._grammars.compile(spec)
+        return self._grammars.compile(spec)
 
     def _checked_request(self, request: GenerationRequest, source_token_ids: Int32Array | None = None) -> Request:
         return new_request(
