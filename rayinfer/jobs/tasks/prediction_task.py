@@ -23,6 +23,7 @@ from rayinfer.tokenization.truncation import Truncation
 IMAGE_COLUMNS = ("image", "path", "input", "inputs")
 _BASE64_IMAGES = ("/9j/", "iVBORw0KGgo", "R0lGOD", "UklGR")  # JPEG, PNG, GIF and WebP
 PAIR_COLUMNS = (("query", "document"), ("text", "text_pair"), ("text_1", "text_2"))
+_Item = tuple[list[int], PredictionInput]  # tokens, and what is computed of them
 Reader = Callable[[PredictionOutput, PredictorDescription], Any]
 
 
@@ -83,6 +84,7 @@ class PredictionTaskOnEngine(EngineTask):
         """Return the row's items."""
         data, description = row.row.data, _predictor(self.model)
         is_list = False
+        items: list[_Item]
         if description.image_size:
             image = self._image(data)
             items = [([], PredictionInput(task=self._task, image=image, cost=description.image_cost))]
@@ -128,14 +130,14 @@ class PredictionTaskOnEngine(EngineTask):
         columns = {OUTPUT_COLUMNS[self._task]: value, "usage": usage(state.num_tokens, 0)}
         return RowOutput(index=int(name), columns=columns, prompt_tokens=state.num_tokens)
 
-    def _text_item(self, text: Any, description: PredictorDescription) -> tuple[list[int], PredictionInput]:
+    def _text_item(self, text: Any, description: PredictorDescription) -> _Item:
         if not isinstance(text, str):
             raise InvalidParameter(f"the input must be a text or a list of texts, got {shown(text)}", "input")
         prompt = description.prompts.get(description.default_prompt_name, "") if self._task == "embed" else ""
         token_ids = self.model.tokenizer.encode(prompt + text, truncation=self._truncation)
         return self._checked(token_ids), PredictionInput(task=self._task)
 
-    def _pair_item(self, data: Mapping[str, Any]) -> tuple[list[int], PredictionInput]:
+    def _pair_item(self, data: Mapping[str, Any]) -> _Item:
         pair = self.model.tokenizer.encode_pair(*_pair(data, self.inputs), truncation=self._truncation)
         prediction = PredictionInput(task=self._task, num_first_tokens=pair.num_first_tokens)
         return self._checked(pair.token_ids), prediction
