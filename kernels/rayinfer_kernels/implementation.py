@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from rayinfer_kernels.encoder_stack import EncoderLayerWeights, EncoderStack, EncoderStackShape
 from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, StackShape
 from rayinfer_kernels.packed_weight import PackedWeight
@@ -34,6 +35,14 @@ class Implementation(Protocol):
         self, layers: Sequence[LayerWeights], last_norm: torch.Tensor, shape: StackShape
     ) -> LayerStack | None:
         """Fuse a decoder's layers into one operation, if that is worth it."""
+
+    def encoder_stack(
+        self,
+        layers: Sequence[EncoderLayerWeights],
+        shape: EncoderStackShape,
+        position_bias: torch.Tensor | None = None,
+    ) -> EncoderStack | None:
+        """Fuse an encoder's layers into one operation, if that can be."""
 
     def packed_embedding(self, weight: PackedWeight, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Gather rows of a packed weight, [num_rows, in_features]; no index is checked."""

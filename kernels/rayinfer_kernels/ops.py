@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from rayinfer_kernels.block_copy import copy_blocks
+from rayinfer_kernels.encoder_stack import EncoderLayerWeights, EncoderStack, EncoderStackShape, NormWeights
 from rayinfer_kernels.implementation import ArgmaxResult, SampledRows
 from rayinfer_kernels.int4_blocks import GROUP_SIZE
 from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache, kv_block_bytes
@@ -30,11 +31,15 @@ __all__ = [
     "LAYOUT_VERSION",
     "MIN_CAPABILITY",
     "ArgmaxResult",
+    "EncoderLayerWeights",
+    "EncoderStack",
+    "EncoderStackShape",
     "Gate",
     "GroupOffsets",
     "KVCache",
     "LayerStack",
     "LayerWeights",
+    "NormWeights",
     "PackedLinear",
     "PackedWeight",
     "QuantizedWeight",
@@ -46,6 +51,7 @@ __all__ = [
     "argmax",
     "copy_blocks",
     "embedding",
+    "encoder_stack",
     "first_exceeding",
     "gated_linear",
     "gelu",
@@ -99,6 +105,18 @@ def layer_stack(layers: Sequence[LayerWeights], last_norm: torch.Tensor, shape: 
     they are what the layers give one by one.
     """
     return implementation_for(last_norm).layer_stack(layers, last_norm, shape)
+
+
+def encoder_stack(
+    layers: Sequence[EncoderLayerWeights], shape: EncoderStackShape, position_bias: torch.Tensor | None = None
+) -> EncoderStack | None:
+    """Fuse all layers of an encoder into one operation; None where it needs packed weights and has others.
+
+    position_bias [num_heads, 2 x max_distance + 1] in float32 is added to the scores by the distance from key to query,
+    those beyond like the last. Sums between the layers stay in float32, and a text's results do not depend on the
+    others.
+    """
+    return implementation_for(layers[0].attention_norm.weight).encoder_stack(layers, shape, position_bias)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:

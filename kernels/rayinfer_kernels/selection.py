@@ -12,8 +12,16 @@ from pathlib import Path
 import torch
 
 from rayinfer_kernels import reference
-from rayinfer_kernels.cpu.build import KERNEL_PATHS, CompilerSettings, KernelBuildFailed, build_cpu_library
+from rayinfer_kernels.cpu.build import (
+    KERNEL_PATHS,
+    CompilerSettings,
+    CpuLibrary,
+    KernelBuildFailed,
+    build_cpu_library,
+)
 from rayinfer_kernels.cpu.kernels import CpuKernels
+from rayinfer_kernels.cpu.prebuilt import PrebuiltKernels
+from rayinfer_kernels.cpu.processor import runnable_paths
 from rayinfer_kernels.implementation import Implementation
 
 ANY_TYPE = torch.float32  # for operations on other things than the model's numbers
@@ -28,6 +36,12 @@ class CpuKernelsStatus:
     is_active: bool
     detail: str
     path: str = "torch"  # the kernel path in use, a name of KERNEL_PATHS
+    is_prebuilt: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return the kernel path, with its origin where it was not compiled here."""
+        return f"prebuilt {self.path}" if self.is_prebuilt else self.path
 
 
 @dataclass(slots=True)
@@ -48,12 +62,14 @@ def configure(
     on_progress: Callable[[int, int], None] = lambda num_done, num_sources: None,
     *,
     is_required: bool = False,
+    prebuilt: PrebuiltKernels | None = None,
 ) -> None:
-    """Compile the CPU kernels, or load them from `cache_dir`; None selects the torch reference.
+    """Load the CPU kernels of the wheel, or from `cache_dir`, compiling them first; None selects the torch reference.
 
     `isa` is one of KERNEL_PATHS or the compiler's name of an instruction set (its -march), by default this machine's
-    own. Where the kernels cannot be built, KernelBuildFailed is raised if they are required; else the reference runs
-    instead, and a warning and `cpu_kernels_status` give the reason. While they are compiled `on_progress` is called
+    own. They are compiled if the wheel (`prebuilt`, by default the installed one) has none for it. Where they cannot be
+    built, KernelBuildFailed is raised if they are required; else the reference runs instead, and a warning and
+    `cpu_kernels_status` give the reason. While they are compiled `on_progress` is called
     with the number of sources done and of all.
     """
     for key in [key for key in _selection.table if key[0] == "cpu"]:
@@ -62,10 +78,10 @@ def configure(
     if cache_dir is None:
         _selection.status = CpuKernelsStatus(False, "switched off")
         return
-    settings = CompilerSettings(compiler, isa or "native")
     try:
-        library = build_cpu_library(cache_dir, settings, on_progress)
-        path = settings.path_name()
+        library, path, is_prebuilt = _load(
+            cache_dir, CompilerSettings(compiler, isa or "native"), on_progress, prebuilt or PrebuiltKernels()
+        )
     except KernelBuildFailed as error:
         if is_required:
             raise
@@ -78,11 +94,59 @@ def configure(
     for dtype in CpuKernels.DTYPES:
         _selection.table["cpu", dtype] = CpuKernels(library.handle, dtype)
     _selection.library = library.handle
-    _selection.status = CpuKernelsStatus(True, str(library.path), path)
+    _selection.status = CpuKernelsStatus(True, str(library.path), path, is_prebuilt)
 
 
-def runnable_kernel_paths(compiler: str = "g++") -> list[str]:
-    """Return the kernel paths that this processor can run, its own best one first; raises KernelBuildFailed."""
+def _load(
+    cache_dir: Path,
+    settings: CompilerSettings,
+    on_progress: Callable[[int, int], None],
+    prebuilt: PrebuiltKernels,
+) -> tuple[CpuLibrary, str, bool]:
+    """Load the best library: it, its kernel path, and whether it is prebuilt."""
+    chosen = prebuilt.choose(settings.isa)
+    if chosen is not None and chosen.is_best:
+        try:
+            return chosen.load(), chosen.kernel_path, True
+        except KernelBuildFailed as error:
+            _logger.warning("%s; they are compiled", error)
+            chosen = None
+    try:
+        return build_cpu_library(cache_dir, settings, on_progress), settings.path_name(), False
+    except KernelBuildFailed as error:
+        if chosen is None:
+            raise
+        _logger.warning(
+            "This processor has more instructions than the prebuilt kernels (%s), and others cannot be compiled: %s",
+            chosen.kernel_path,
+            error,
+        )
+        return chosen.load(), chosen.kernel_path, True
+
+
+def prebuilt_kernel_paths() -> list[str]:
+    """Return the prebuilt kernel paths that this processor can run, the best first; none without a wheel of them."""
+    return PrebuiltKernels().paths()
+
+
+def runnable_kernel_paths(compiler: str = "g++", prebuilt: PrebuiltKernels | None = None) -> list[str]:
+    """Return the kernel paths that can run here, the processor's own best one first.
+
+    Those that are not prebuilt need a compiler; raises KernelBuildFailed where there are neither.
+    """
+    prebuilt = prebuilt or PrebuiltKernels()
+    paths = prebuilt.paths()
+    if paths and paths == runnable_paths(prebuilt.flags or ()):
+        return paths
+    try:
+        return _compilable_paths(compiler)
+    except KernelBuildFailed:
+        if not paths:
+            raise
+        return paths
+
+
+def _compilable_paths(compiler: str) -> list[str]:
     native = CompilerSettings(compiler, "native")
     features, own = native.features(), native.path_name()
     if platform.machine() == "aarch64":

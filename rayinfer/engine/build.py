@@ -151,7 +151,7 @@ def _kernels(device: torch.device, dtype: torch.dtype) -> str:
     """Return the name of what computes the model: a CPU kernel path, triton, or torch."""
     if not rayinfer_kernels.has_kernels(device, dtype):
         return "torch"
-    return rayinfer_kernels.cpu_kernels_status().path if device.type == "cpu" else "triton"
+    return rayinfer_kernels.cpu_kernels_status().name if device.type == "cpu" else "triton"
 
 
 def _check_determinism(device: torch.device, dtype: torch.dtype) -> None:

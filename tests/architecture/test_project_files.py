@@ -60,7 +60,7 @@ def test_the_commands_of_the_readme_are_those_that_ci_runs(target):
 
 
 def test_every_folder_at_the_top_says_what_it_holds():
-    folders = ("rayinfer", "kernels", "deployments", "tests", "k8s", "notebooks")
+    folders = ("rayinfer", "kernels", "deployments", "tests", "k8s", "notebooks", "docker")
     assert [name for name in folders if not (ROOT / name / "README.md").is_file()] == []
 
 

@@ -13,9 +13,11 @@ from rayinfer_deployments.cli import (
     cache,
     chat,
     check_config,
+    dashboards,
     generate,
     keys,
     optimize,
+    plan,
     serve,
     usage,
 )
@@ -48,7 +50,8 @@ def build_application() -> typer.Typer:
         application.command(rich_help_panel=OPERATION)(command)
     for command in (engine_control.pause, engine_control.resume, engine_control.sleep, engine_control.wake):
         application.command(rich_help_panel=OPERATION)(command)
-    for command in (check_config.check_config, check_config.environment, build.build):
+    settings = (check_config.check_config, check_config.environment, build.build, dashboards.dashboards, plan.plan)
+    for command in settings:
         application.command(rich_help_panel=OPERATION)(command)
     application.command()(usage.usage)
     application.add_typer(batch.build_application(), name="batch")

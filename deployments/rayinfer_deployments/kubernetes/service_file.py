@@ -15,6 +15,7 @@ from rayinfer_deployments.kubernetes.cluster_settings import (
     HighAvailabilitySettings,
     IngressSettings,
     KserveSettings,
+    MonitoringSettings,
     NetworkPolicySettings,
     QueueSettings,
     StorageSettings,
@@ -54,6 +55,9 @@ class ServiceFile(BaseModel):
     )
     upgrade: UpgradeSettings = Field(default=UpgradeSettings(), description="how a new cluster takes over")
     network_policy: NetworkPolicySettings | None = Field(None, description="who may reach the pods, and whom they may")
+    monitoring: MonitoringSettings | None = Field(
+        None, description="PodMonitors, alerts and dashboards, for the Prometheus operator and Grafana"
+    )
     ingress: IngressSettings | None = Field(None, description="HTTPRoute of the Gateway API, and the InferencePool")
     batch: BatchSettings | None = Field(None, description="a RayJob over a file of rows instead of a service")
     queue: QueueSettings | None = Field(None, description="Kueue's queues and their quotas")
@@ -99,6 +103,8 @@ class ServiceFile(BaseModel):
             raise ValueError("upgrade.strategy: an incremental upgrade needs autoscale_pods")
         if self.batch is not None and self.kserve is not None:
             raise ValueError("batch and kserve exclude each other: give one of them")
+        if self.monitoring is not None and (self.batch is not None or self.kserve is not None):
+            raise ValueError("monitoring: a job or KServe's runtime has none; remove it or batch and kserve")
         if self.kserve is not None and self.autoscale_pods:
             raise ValueError("kserve: one pod holds all, so autoscale_pods has no effect")
         return self

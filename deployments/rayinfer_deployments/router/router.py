@@ -252,7 +252,9 @@ class Router(GrpcIngress):
         if settings is None:
             return None, open_response_store(None)
         application = serve.get_replica_context().app_name
-        batches = RouterBatches(self._router_id, application, settings, self._models.served, self._access)
+        batches = RouterBatches(
+            self._router_id, application, settings, self._models.served, self._access, self._metrics.batch_counts()
+        )
         return batches, open_response_store(settings.folder)
 
     async def _wait_for_keys(self) -> None:

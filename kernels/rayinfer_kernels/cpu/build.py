@@ -17,6 +17,8 @@ import filelock
 # Loading torch first makes its OpenMP runtime the process's only one: the library asks for the same by name.
 import torch
 
+from rayinfer_kernels.cpu.processor import cpu_features
+
 SOURCE_FOLDER = Path(__file__).parent
 FLAGS = (
     "-O3",
@@ -103,9 +105,8 @@ class CompilerSettings:
     def fingerprint(self) -> str:
         """Compute a hash of sources, flags, compiler and processor features, equal for interchangeable libraries."""
         version = _run([self.compiler, "--version"])
-        digest = hashlib.sha256(" ".join([*self._flags(), version, platform.machine(), _cpu_features()]).encode())
-        for path in sorted([*SOURCE_FOLDER.rglob("*.cpp"), *SOURCE_FOLDER.rglob("*.h")]):
-            digest.update(path.relative_to(SOURCE_FOLDER).as_posix().encode() + path.read_bytes())
+        digest = hashlib.sha256(" ".join([*self._flags(), version, platform.machine(), cpu_features()]).encode())
+        digest.update(read_sources())
         return digest.hexdigest()[:20]
 
 
@@ -126,21 +127,33 @@ def build_cpu_library(
 
     `on_progress` is called with the number of sources compiled so far and of all, if they are compiled here, from 0 on.
     """
-    assert torch.get_num_threads() > 0
     settings.check_that_it_runs_here()
     try:
         path = cache_dir / f"cpu-{settings.fingerprint()}.so"
-        if not _is_intact(path):
+        if not is_intact(path):
             cache_dir.mkdir(parents=True, exist_ok=True)
             with filelock.FileLock(path.with_suffix(".lock")):
-                if not _is_intact(path):
-                    _compile(path, settings, on_progress)
-        return CpuLibrary(ctypes.CDLL(str(path)), path)
+                if not is_intact(path):
+                    compile_library(path, settings, on_progress)
+        return load_library(path)
     except OSError as error:
         raise KernelBuildFailed(f"{cache_dir}: {error}") from error
 
 
-def _compile(path: Path, settings: CompilerSettings, on_progress: Callable[[int, int], None]) -> None:
+def load_library(path: Path) -> CpuLibrary:
+    """Load compiled kernels; raises OSError."""
+    assert torch.get_num_threads() > 0  # its OpenMP runtime is there
+    return CpuLibrary(ctypes.CDLL(str(path)), path)
+
+
+def read_sources() -> bytes:
+    """Read all C++ sources with their names, in a fixed order."""
+    paths = sorted([*SOURCE_FOLDER.rglob("*.cpp"), *SOURCE_FOLDER.rglob("*.h")])
+    return b"".join(path.relative_to(SOURCE_FOLDER).as_posix().encode() + path.read_bytes() for path in paths)
+
+
+def compile_library(path: Path, settings: CompilerSettings, on_progress: Callable[[int, int], None]) -> None:
+    """Compile the kernels to a library, with its digest in a file beside it; raises KernelBuildFailed."""
     # A build that dies leaves a temporary folder, never a file that looks complete: the digest is written last.
     prefix = f".{path.stem}-"
     for leftover in path.parent.glob(f"{prefix}*"):  # left by dead builds: this process holds the lock
@@ -172,7 +185,8 @@ def _compile_sources(folder: Path, settings: CompilerSettings, on_progress: Call
     return objects
 
 
-def _is_intact(path: Path) -> bool:
+def is_intact(path: Path) -> bool:
+    """Return whether a library is there and has the digest that was written beside it."""
     try:
         return path.with_suffix(".sha256").read_text() == _digest(path)
     except (OSError, UnicodeDecodeError):
@@ -181,14 +195,6 @@ def _is_intact(path: Path) -> bool:
 
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _cpu_features() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
 def _run(command: list[str]) -> str:

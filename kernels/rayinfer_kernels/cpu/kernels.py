@@ -19,7 +19,10 @@ from rayinfer_kernels.cpu.arguments import (
     dense_last,
     vector,
 )
+from rayinfer_kernels.cpu.encoder_stack import SIGNATURE as ENCODER_SIGNATURE
+from rayinfer_kernels.cpu.encoder_stack import CpuEncoderStack
 from rayinfer_kernels.cpu.layer_stack import ACTIVATIONS, SIGNATURE, CpuLayerStack
+from rayinfer_kernels.encoder_stack import EncoderLayerWeights, EncoderStack, EncoderStackShape
 from rayinfer_kernels.implementation import ArgmaxResult, SampledRows
 from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, StackShape
@@ -38,6 +41,7 @@ _ROWS_TO_ROWS = (_POINTER, _SIZE, _POINTER, _SIZE, _SIZE, c_int)
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "write_kv": (*_STRIDED_HEADS, *_STRIDED_HEADS, *_CACHE, _POINTER, _SIZE, _SIZE, c_int),
     "run_layers": SIGNATURE,
+    "run_encoder": ENCODER_SIGNATURE,
     "linear": (_POINTER, _SIZE, _WEIGHT, _POINTER, c_int32, _POINTER, _SIZE, c_int),
     "grouped_gemm": (_POINTER, _SIZE, _WEIGHT, _POINTER, _SIZE, _POINTER, _SIZE, c_int),
     "gather_rows": (_WEIGHT, _POINTER, _SIZE, _POINTER, c_int),
@@ -73,7 +77,7 @@ class CpuKernels:
             functions[name] = function
         self._write_kv = functions["write_kv"]
         self._paged_attention = functions["paged_attention"]
-        self._run_layers = functions["run_layers"]
+        self._run_layers, self._run_encoder = functions["run_layers"], functions["run_encoder"]
         self._linear = functions["linear"]
         self._grouped_gemm = functions["grouped_gemm"]
         self._moe_combine = functions["moe_combine"]
@@ -99,6 +103,17 @@ class CpuKernels:
         if any(not isinstance(linear.weight, PackedWeight) for layer in layers for linear in layer.linears):
             return None
         return CpuLayerStack(self._run_layers, self._checks, layers, last_norm, shape)
+
+    def encoder_stack(
+        self,
+        layers: Sequence[EncoderLayerWeights],
+        shape: EncoderStackShape,
+        position_bias: torch.Tensor | None = None,
+    ) -> EncoderStack | None:
+        """See `ops.encoder_stack`."""
+        if any(not isinstance(linear.weight, PackedWeight) for layer in layers for linear in layer.linears):
+            return None
+        return CpuEncoderStack(self._run_encoder, self._checks, layers, shape, position_bias)
 
     def packed_embedding(self, weight: PackedWeight, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """See `ops.embedding`."""

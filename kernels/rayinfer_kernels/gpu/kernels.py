@@ -84,6 +84,7 @@ class GpuKernels:
 
     # Torch's products read weights as they are; a stack of layers has a rotation of its own.
     pack = staticmethod(reference.pack)
+    encoder_stack = staticmethod(reference.encoder_stack)
     packed_embedding = staticmethod(reference.packed_embedding)
     packed_grouped_gemm = staticmethod(reference.packed_grouped_gemm)
     rotary_embedding = staticmethod(reference.rotary_embedding)

@@ -60,3 +60,15 @@ def _download(repo_id: str, **settings: Any) -> str:
         repo_id, allow_patterns=WANTED_FILES, ignore_patterns=UNWANTED_FILES, **settings
     )
     return folder
+
+
+def fetch_config(repo_id: str) -> Path:
+    """Return a folder with the config.json of a repository, downloading that file alone; raises ModelNotFound."""
+    if (snapshot := _local_snapshot(repo_id)) is not None:
+        return snapshot
+    hub = importlib.import_module("huggingface_hub")
+    try:
+        return Path(hub.hf_hub_download(repo_id, "config.json")).parent
+    except Exception as error:  # see fetch_repository
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ModelNotFound(f"the config.json of {repo_id!r} cannot be fetched from the hub: {reason}") from None

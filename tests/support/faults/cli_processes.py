@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -48,18 +48,20 @@ def run_cli(*arguments: object, cache: Path, stdin: str = "") -> subprocess.Comp
 class ServeCommand:
     """A running `rayinfer serve`."""
 
-    def __init__(self, *arguments: object, cache: Path) -> None:
+    def __init__(
+        self, *arguments: object, cache: Path, command: Sequence[str] = COMMAND, environment: Mapping[str, str] = {}
+    ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.lines: list[str] = []  # what it has written so far
         self._process = subprocess.Popen(
-            [*COMMAND, "serve", *map(str, arguments), "--port", str(self.port)],
+            [*command, "serve", *map(str, arguments), "--port", str(self.port)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             bufsize=1,
             preexec_fn=start_as_in_the_background,
-            env=os.environ | {"RAYINFER_CACHE": str(cache)},
+            env=os.environ | environment | {"RAYINFER_CACHE": str(cache)},
         )
         self._unread: queue.Queue[str | None] = queue.Queue()  # None: it has ended
         self._reader = threading.Thread(target=self._read)
@@ -113,13 +115,15 @@ class ServeCommand:
 
 
 @contextlib.contextmanager
-def serving(*arguments: object, cache: Path) -> Iterator[ServeCommand]:
+def serving(
+    *arguments: object, cache: Path, command: Sequence[str] = COMMAND, environment: Mapping[str, str] = {}
+) -> Iterator[ServeCommand]:
     """Start `rayinfer serve`; it need not be ready yet."""
-    command = ServeCommand(*arguments, cache=cache)
+    service = ServeCommand(*arguments, cache=cache, command=command, environment=environment)
     try:
-        yield command
+        yield service
     finally:
-        command.end()
+        service.end()
 
 
 def processes_with(setting: str) -> list[Process]:

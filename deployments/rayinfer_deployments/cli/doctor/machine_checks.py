@@ -7,7 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def check_machine() -> list[Finding]:
         check_package("torch", _describe_torch),
         check_package("ray", _describe_ray),
         check_package("transformers"),
-        check_compiler(shutil.which),
+        check_compiler(shutil.which, _prebuilt_kernels()),
         check_kernels(),
         check_gpu(shutil.which),
         check_engine_defaults(_device_type()),
@@ -85,12 +85,23 @@ def _describe_ray() -> str:
     return f"{ray.__version__} with Serve"
 
 
-def check_compiler(find: Callable[[str], str | None]) -> Finding:
-    """Check for the C++ compiler that builds the CPU kernels on first use."""
+def check_compiler(find: Callable[[str], str | None], prebuilt: Sequence[str] = ()) -> Finding:
+    """Check for the C++ compiler that builds the CPU kernels on first use, unless they are prebuilt."""
     if path := find(COMPILER):
         return Finding(name="C++ compiler", verdict="ok", found=f"{path} {_first_line(path, '-dumpfullversion')}")
+    if prebuilt:
+        return Finding(name="C++ compiler", verdict="ok", found="none: the CPU kernels are prebuilt")
     remedy = f"sudo apt-get install {COMPILER} (or your distribution's package of it)"
     return Finding(name="C++ compiler", verdict="advice", found="none: CPU kernels run as plain torch", remedy=remedy)
+
+
+def _prebuilt_kernels() -> list[str]:
+    """Return the kernel paths that the installed wheel has for this processor."""
+    try:
+        import rayinfer_kernels
+    except (ImportError, OSError):
+        return []
+    return rayinfer_kernels.prebuilt_kernel_paths()
 
 
 def check_kernels() -> Finding:
@@ -106,7 +117,8 @@ def check_kernels() -> Finding:
     except rayinfer_kernels.KernelBuildFailed as error:
         return Finding(name="CPU kernels", verdict="advice", found=str(error), remedy=f"install {COMPILER}")
     if chosen == "native":
-        found = f"{runnable[0]}; also {', '.join(runnable[1:])}" if runnable[1:] else runnable[0]
+        best = f"{runnable[0]}, prebuilt" if runnable[0] in rayinfer_kernels.prebuilt_kernel_paths() else runnable[0]
+        found = f"{best}; also {', '.join(runnable[1:])}" if runnable[1:] else best
         return Finding(name="CPU kernels", verdict="ok", found=found)
     if chosen not in runnable:
         found = f"RAYINFER_KERNELS is {chosen}, which this processor cannot run"

@@ -118,7 +118,7 @@ def test_an_engine_names_its_kernels_and_refuses_those_that_it_cannot_run(folder
     settings = {"model": str(folder), "num_kv_blocks": 16, "dtype": "float32"}
     engine = build_engine(engine_config(**settings), folder)
     on_a_gpu = torch.cuda.is_available()
-    assert engine.description.kernels == ("triton" if on_a_gpu else rayinfer_kernels.cpu_kernels_status().path)
+    assert engine.description.kernels == ("triton" if on_a_gpu else rayinfer_kernels.cpu_kernels_status().name)
     assert engine.description.capacity.endswith(f", {engine.description.kernels} kernels")
     engine.exit()
     # A name that no compiler knows, as that of another machine's path would be.

@@ -1,0 +1,71 @@
+"""`rayinfer plan`: memory, times and number of engines for a model, a device and objectives."""
+
+import json
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from rayinfer_deployments.cli.failures import in_one_line
+
+LIMITS = "A card that is not known"
+
+
+@in_one_line
+def plan(
+    model: Annotated[str, typer.Option(help="what `rayinfer serve` takes, a config.json, or a known shape (Qwen3-8B)")],
+    gpu: Annotated[str, typer.Option(help="name of a card, or cpu: this machine's, which is measured for a moment")],
+    rate: Annotated[float, typer.Option(min=0.001, help="requests a second")],
+    ttft: Annotated[float, typer.Option(min=0.001, help="seconds until the first token, of 95 % of requests")] = 1.0,
+    itl: Annotated[float, typer.Option(min=0.0001, help="mean seconds between two tokens")] = 0.05,
+    input_len: Annotated[int, typer.Option(min=1, help="tokens of a prompt")] = 512,
+    output_len: Annotated[int, typer.Option(min=2, help="tokens of an answer")] = 128,
+    quantization: Annotated[str | None, typer.Option(help="int8, int8-dynamic or int4 on a CPU, fp8 on a GPU")] = None,
+    kv_cache_dtype: Annotated[str, typer.Option(help="auto, int8 on a CPU, fp8 on a GPU")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16 or float16")] = "auto",
+    tensor_parallel_size: Annotated[int, typer.Option(min=1, help="devices of an engine")] = 1,
+    threads: Annotated[int | None, typer.Option(min=1, help="cpu: threads of an engine")] = None,
+    memory_gb: Annotated[float | None, typer.Option(min=0.1, rich_help_panel=LIMITS, help="memory")] = None,
+    bandwidth_gb_s: Annotated[float | None, typer.Option(min=0.1, rich_help_panel=LIMITS, help="bytes read")] = None,
+    tflops: Annotated[float | None, typer.Option(min=0.001, rich_help_panel=LIMITS, help="bfloat16, dense")] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="build an engine here and measure the times beside the estimates")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+) -> None:
+    """Estimate an engine's memory and speed, and the number of engines for a load."""
+    from rayinfer.errors import ConfigError
+    from rayinfer.planning.capacity_plan import Objectives, make_plan
+    from rayinfer.planning.hardware import CPU, find_card, measure_cpu
+    from rayinfer.planning.model_footprint import CACHE_BYTES, FLOAT_BYTES, LAYER_BYTES, footprint_of
+
+    for name, value, known in (
+        ("quantization", quantization, (None, *LAYER_BYTES)),
+        ("kv_cache_dtype", kv_cache_dtype, ("auto", *CACHE_BYTES)),
+        ("dtype", dtype, ("auto", *FLOAT_BYTES)),
+    ):
+        if value not in known:
+            raise ConfigError(f"{name} must be one of {', '.join(filter(None, known))}, got {value!r}")
+    footprint = footprint_of(model, dtype=dtype, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
+    if gpu == CPU:
+        hardware = measure_cpu(threads)
+    else:
+        hardware = find_card(gpu, memory_gb, bandwidth_gb_s, tflops).times(tensor_parallel_size)
+    objectives = Objectives(rate=rate, ttft_s=ttft, itl_s=itl, prompt_len=input_len, output_len=output_len)
+    made = make_plan(footprint, hardware, objectives, quantization=quantization)
+    times = []
+    if compare:
+        from rayinfer.planning.comparison import compare_with_engine, comparison_table
+
+        settings: dict[str, Any] = {"dtype": dtype, "quantization": quantization, "kv_cache_dtype": kv_cache_dtype}
+        settings |= {"num_threads": threads} if gpu == CPU else {"tensor_parallel_size": tensor_parallel_size}
+        times = compare_with_engine(made, model, settings, lambda text: typer.echo(text, err=True))
+    if as_json:
+        compared = [asdict(each) | {"error": each.error} for each in times]
+        typer.echo(json.dumps(made.as_json() | {"compared": compared}, indent=2))
+        return
+    compared_tables = [comparison_table(times, "An engine in this process")] if times else []
+    for table in [*made.tables(), *compared_tables]:
+        typer.echo("\n".join(["", table.title, *table.lines()]))
+    if tensor_parallel_size > 1:
+        typer.echo(f"\nNot counted: communication between the {tensor_parallel_size} devices of an engine.")

@@ -1,0 +1,58 @@
+import json
+
+from typer.testing import CliRunner
+
+from rayinfer_deployments.cli import build_application
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
+
+RUNNER = CliRunner()
+LOAD = ["--rate", "20", "--input-len", "64", "--output-len", "32"]
+
+
+def run(*arguments: str):
+    return RUNNER.invoke(build_application(), ["plan", *arguments])
+
+
+def test_plan_prints_tables_with_a_basis_for_each_figure():
+    done = run("--model", "Qwen3-8B", "--gpu", "H100", "--ttft", "1", "--itl", "0.05", *LOAD)
+    assert done.exit_code == 0, done.output
+    assert "| weights                   | 15.26 GiB | counted" in done.output
+    assert "estimated: queueing" in done.output
+    assert "measured on an H100" in done.output
+
+
+def test_plan_prints_json_for_scripts():
+    arguments = [
+        "--model",
+        "Qwen3-0.6B",
+        "--gpu",
+        "X9",
+        "--memory-gb",
+        "24",
+        "--bandwidth-gb-s",
+        "600",
+        "--tflops",
+        "80",
+    ]
+    found = json.loads(run(*arguments, *LOAD, "--json").output)
+    assert found["num_engines"] == 1
+    assert found["hardware"]["read_bytes_per_s"] == 600e9
+    assert found["planned"]["requests_per_s"] == 20
+
+
+def test_plan_refuses_unknown_names_with_those_that_are_known():
+    done = run("--model", "Qwen3-0.6B", "--gpu", "H100", "--quantization", "int3", *LOAD)
+    assert done.exit_code == 1
+    assert "quantization must be one of int8, int8-dynamic, fp8, int4, got 'int3'" in done.output
+
+
+def test_plan_compares_its_times_with_an_engine_here(tmp_path, kernel_folder, monkeypatch):
+    monkeypatch.setenv("RAYINFER_CACHE", str(kernel_folder.parent))
+    folder = make_tiny_llama(tmp_path / "tiny")
+    done = run("--model", str(folder), "--gpu", "cpu", "--threads", "1", *LOAD, "--compare", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["hardware"]["basis"] == "measured here, now"
+    names = [each["name"] for each in found["compared"]]
+    assert names == ["prefill of 64 tokens", "decoding step of 1", "decoding step of 8", "decoding step of 32"]
+    assert all(each["measured_s"] > 0 for each in found["compared"])
