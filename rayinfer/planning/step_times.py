@@ -27,14 +27,14 @@ GPU = Efficiency(
     step_s=371e-6,
     source="measured on an H100: kernels/benchmarks/results/gpu-h100.md",
 )
-# SmolLM2-135M on two cores: kernels/benchmarks/results/plan-cpu.md.
+# `weights` is from kernels/benchmarks/results/peers-*.md (0.79 to 1.0 on three processors).
 CPU = Efficiency(
     weights=0.9,
     cache=0.5,
     prefill=0.6,
     batch=0.6,
     step_s=500e-6,
-    source="measured with SmolLM2-135M: kernels/benchmarks/results/plan-cpu.md",
+    source="assumed, but for the share of weights: kernels/benchmarks/results/peers-smollm2-135m.md",
 )
 
 
