@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from rayinfer_kernels.encoder_stack import EncoderLayerWeights, EncoderStack, EncoderStackShape
 from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, StackShape
 from rayinfer_kernels.packed_weight import PackedWeight
@@ -24,6 +25,16 @@ class SampledRows(NamedTuple):
     is_invalid: torch.Tensor
 
 
+class RowMasks(NamedTuple):
+    """Bit masks of some rows: row lines[i], int64 [num_masks], keeps column c if bit c % 32 of bits[i, c // 32] is set.
+
+    `bits` are int32 [num_masks, at least width / 32]; no line comes twice.
+    """
+
+    lines: torch.Tensor
+    bits: torch.Tensor
+
+
 class Implementation(Protocol):
     """All operations, for the devices and types that an implementation is selected for."""
 
@@ -34,6 +45,14 @@ class Implementation(Protocol):
         self, layers: Sequence[LayerWeights], last_norm: torch.Tensor, shape: StackShape
     ) -> LayerStack | None:
         """Fuse a decoder's layers into one operation, if that is worth it."""
+
+    def encoder_stack(
+        self,
+        layers: Sequence[EncoderLayerWeights],
+        shape: EncoderStackShape,
+        position_bias: torch.Tensor | None = None,
+    ) -> EncoderStack | None:
+        """Fuse an encoder's layers into one operation, if that can be."""
 
     def packed_embedding(self, weight: PackedWeight, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Gather rows of a packed weight, [num_rows, in_features]; no index is checked."""
@@ -76,6 +95,7 @@ class Implementation(Protocol):
         min_p: torch.Tensor,
         uniform: torch.Tensor,
         is_greedy: torch.Tensor,
+        masks: RowMasks | None = None,
     ) -> SampledRows:
         """Choose a token for each row."""
 

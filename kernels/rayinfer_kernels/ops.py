@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from rayinfer_kernels.block_copy import copy_blocks
-from rayinfer_kernels.implementation import ArgmaxResult, SampledRows
+from rayinfer_kernels.encoder_stack import EncoderLayerWeights, EncoderStack, EncoderStackShape, NormWeights
+from rayinfer_kernels.implementation import ArgmaxResult, RowMasks, SampledRows
 from rayinfer_kernels.int4_blocks import GROUP_SIZE
 from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache, kv_block_bytes
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, PackedLinear, StackShape
@@ -30,14 +31,19 @@ __all__ = [
     "LAYOUT_VERSION",
     "MIN_CAPABILITY",
     "ArgmaxResult",
+    "EncoderLayerWeights",
+    "EncoderStack",
+    "EncoderStackShape",
     "Gate",
     "GroupOffsets",
     "KVCache",
     "LayerStack",
     "LayerWeights",
+    "NormWeights",
     "PackedLinear",
     "PackedWeight",
     "QuantizedWeight",
+    "RowMasks",
     "SampledRows",
     "StackShape",
     "WeightFormat",
@@ -46,6 +52,7 @@ __all__ = [
     "argmax",
     "copy_blocks",
     "embedding",
+    "encoder_stack",
     "first_exceeding",
     "gated_linear",
     "gelu",
@@ -99,6 +106,18 @@ def layer_stack(layers: Sequence[LayerWeights], last_norm: torch.Tensor, shape: 
     they are what the layers give one by one.
     """
     return implementation_for(last_norm).layer_stack(layers, last_norm, shape)
+
+
+def encoder_stack(
+    layers: Sequence[EncoderLayerWeights], shape: EncoderStackShape, position_bias: torch.Tensor | None = None
+) -> EncoderStack | None:
+    """Fuse all layers of an encoder into one operation; None where it needs packed weights and has others.
+
+    position_bias [num_heads, 2 x max_distance + 1] in float32 is added to the scores by the distance from key to query,
+    those beyond like the last. Sums between the layers stay in float32, and a text's results do not depend on the
+    others.
+    """
+    return implementation_for(layers[0].attention_norm.weight).encoder_stack(layers, shape, position_bias)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -183,6 +202,7 @@ def sample_rows(
     min_p: torch.Tensor,
     uniform: torch.Tensor,
     is_greedy: torch.Tensor,
+    masks: RowMasks | None = None,
 ) -> SampledRows:
     """Choose a token for each row of logits [num_rows, vocab_size]; what follows it is [num_rows] each.
 
@@ -191,9 +211,11 @@ def sample_rows(
     `top_p` (1: all), of equals at that border the highest ids; of these, those at least `min_p` times as likely as the
     best. Probabilities are those over `temperature`. Then the first is chosen in the vocabulary's order whose cumulated
     probability exceeds `uniform` times the sum of all. A row is invalid if its best logit is NaN or infinite. `top_k`
-    and `is_greedy` may be of any type of integers, the others of any of floats; sums are float64.
+    and `is_greedy` may be of any type of integers, the others of any of floats; sums are float64. What `masks` forbid
+    counts as a logit of -inf; without them the logits may be of any type of floats.
     """
-    return implementation_for(logits).sample_rows(logits, temperature, top_k, top_p, min_p, uniform, is_greedy)
+    implementation = implementation_for(logits)
+    return implementation.sample_rows(logits, temperature, top_k, top_p, min_p, uniform, is_greedy, masks)
 
 
 def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slot_mapping: torch.Tensor) -> None:

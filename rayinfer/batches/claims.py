@@ -39,6 +39,11 @@ class Claims:
         """Name the batches with rows that wait or run."""
         return list(self._queues)
 
+    @property
+    def num_pending(self) -> int:
+        """Number of rows that no router has."""
+        return sum(len(queue.pending) for queue in self._queues.values())
+
     def add(self, batch_id: str, owner: str, lines: Iterable[int]) -> None:
         """Add the rows of a batch that have no result."""
         self._queues[batch_id] = _Queue(owner, deque(lines))

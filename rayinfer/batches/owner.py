@@ -186,6 +186,7 @@ class BatchOwner:
             batches = dict(self._open)
             is_idle = any(self._claims.is_idle(batch_id) for batch_id in batches)
             has_open = bool(batches) or self._has_work.is_set()
+            num_waiting = self._claims.num_pending
         if is_idle:
             self._has_work.set()
         rows = [
@@ -198,7 +199,13 @@ class BatchOwner:
             )
             for key in given
         ]
-        return RunnerUpdate(rows=rows, stopped=stopped, has_open_batches=has_open)
+        return RunnerUpdate(
+            rows=rows,
+            stopped=stopped,
+            has_open_batches=has_open,
+            num_open_batches=len(batches),
+            num_waiting_rows=num_waiting,
+        )
 
     def close(self) -> None:
         """End the thread and close the store; what is unfinished goes on at the next start."""

@@ -195,6 +195,8 @@ class RunnerUpdate:
     rows: Sequence[BatchRow] = ()
     stopped: Sequence[str] = field(default_factory=tuple)  # batches of which no row is needed any more
     has_open_batches: bool = False
+    num_open_batches: int = 0  # with rows for routers
+    num_waiting_rows: int = 0  # of all batches, that no router has
 
 
 class SharedBatches(Protocol):

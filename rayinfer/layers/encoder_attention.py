@@ -47,6 +47,11 @@ class EncoderAttention(torch.nn.Module, Shardable):
         self._rotary = rotary
         self._window = window
 
+    @property
+    def sees_all(self) -> bool:
+        """Whether it neither rotates nor has a window, and scales scores by the width of a head."""
+        return self._rotary is None and self._window is None and self._scale in (None, self._head_dim**-0.5)
+
     def take_shard(self, shard: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: a rank has some of the heads."""
         rows = scaled(shard_heads(self._num_heads, self._num_heads, shard.coordinates).query, self._head_dim)

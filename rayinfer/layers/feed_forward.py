@@ -34,6 +34,18 @@ TORCH_ACTIVATIONS: Mapping[Callable[[torch.Tensor], torch.Tensor], Callable[[tor
     MappingProxyType({ops.gelu: F.gelu, ops.gelu_tanh: partial(F.gelu, approximate="tanh")})
 )
 
+# The names that operations of several layers have for these functions, and for torch's of them.
+KERNEL_ACTIVATIONS: Mapping[Callable[[torch.Tensor], torch.Tensor], str] = MappingProxyType(
+    {
+        ops.gelu: "gelu",
+        ops.gelu_tanh: "gelu_tanh",
+        torch.relu: "relu",
+        F.silu: "silu",
+        TORCH_ACTIVATIONS[ops.gelu]: "gelu",
+        TORCH_ACTIVATIONS[ops.gelu_tanh]: "gelu_tanh",
+    }
+)
+
 
 def find_activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return the function of this name; raises UnsupportedArchitecture for one that is not in ACTIVATIONS."""
@@ -51,6 +63,11 @@ class FeedForward(torch.nn.Module, Shardable):
         self.up_proj = Linear(hidden_size, intermediate_size, bias=bias)
         self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
         self._intermediate_size = intermediate_size
+
+    @property
+    def kernel_activation(self) -> str | None:
+        """The name of its activation in operations of several layers."""
+        return KERNEL_ACTIVATIONS.get(self.activation)
 
     def take_shard(self, shard: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: a rank has some of what lies between up and down."""

@@ -15,6 +15,7 @@ from rayinfer.metrics.histogram import (
     TOKENS,
     Histogram,
 )
+from rayinfer.metrics.tenant_counts import TenantCounts
 from rayinfer.outputs import FinishReason
 
 
@@ -26,7 +27,9 @@ class ModelCounts:
     cached_prompt_tokens: int = 0
     generation_tokens: int = 0
     num_queued: int = 0
+    queued_by: dict[tuple[str, int], int] = field(default_factory=dict)  # the same by tenant and priority
     migrations: int = 0
+    engines_lost: int = 0
     rejected: dict[str, int] = field(default_factory=dict)  # by reason
     finished: dict[str, int] = field(default_factory=lambda: dict.fromkeys(get_args(FinishReason), 0))
     first_token: Histogram = field(default_factory=partial(Histogram, FIRST_TOKEN_S))
@@ -62,12 +65,16 @@ class RequestTimer:
         "_last_token_s",
         "_num_prompt_tokens",
         "_started_s",
+        "_tenant",
         "num_tokens",
     )
 
-    def __init__(self, counts: ModelCounts, num_prompt_tokens: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, counts: ModelCounts, tenant: TenantCounts, num_prompt_tokens: int, clock: Callable[[], float]
+    ) -> None:
         self.num_tokens = 0  # generated so far
         self._counts = counts
+        self._tenant = tenant
         self._num_prompt_tokens = num_prompt_tokens  # 0 for all choices but the first
         self._clock = clock
         self._started_s = clock()
@@ -91,6 +98,7 @@ class RequestTimer:
             return
         now_s, counts = self._clock(), self._counts
         counts.generation_tokens += count
+        self._tenant.generation_tokens += count
         self.num_tokens += count
         if self._last_token_s is None:
             self._first_token_s = now_s
@@ -115,11 +123,13 @@ class RequestTimer:
         """Record the choice's end; call it once."""
         counts, now_s = self._counts, self._clock()
         counts.finished[reason] += 1
+        self._tenant.finished[reason] += 1
         counts.end_to_end.observe(now_s - self._started_s)
         counts.tgi_request.observe(now_s - self._started_s)
         counts.request_generation_tokens.observe(self.num_tokens)
         if self._dispatched_s is None:
             return
+        self._tenant.queue_s += self._dispatched_s - self._started_s
         for queue in (counts.queue, counts.tgi_queue):
             queue.observe(self._dispatched_s - self._started_s)
         if self._last_token_s is not None:
@@ -129,6 +139,7 @@ class RequestTimer:
         if self._num_prompt_tokens:
             counts = self._counts
             counts.prompt_tokens += self._num_prompt_tokens
+            self._tenant.prompt_tokens += self._num_prompt_tokens
             counts.cached_prompt_tokens += num_cached_tokens
             counts.request_prompt_tokens.observe(self._num_prompt_tokens)
             counts.computed_prompt_tokens.observe(self._num_prompt_tokens - num_cached_tokens)

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from rayinfer.metrics.batch_counts import BatchCounts
 from rayinfer.metrics.families import Families, MetricsSnapshot
 from rayinfer.metrics.prediction_cache_counts import PredictionCacheCounts
 from rayinfer.metrics.request_timer import ModelCounts, RequestTimer
+from rayinfer.metrics.tenant_counts import counts_of_tenant
 from rayinfer.outputs import EngineStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -23,9 +25,10 @@ class ServiceMetrics:
         self._clock = clock
         self._snapshot = MetricsSnapshot(router)
 
-    def request_started(self, model: str, num_prompt_tokens: int) -> RequestTimer:
+    def request_started(self, model: str, num_prompt_tokens: int, tenant: str = "") -> RequestTimer:
         """Start the timer of a choice; of n choices that share a prompt only one counts its tokens."""
-        return RequestTimer(self._counts(model), num_prompt_tokens, self._clock)
+        of_tenant = counts_of_tenant(self._snapshot.tenants, tenant)
+        return RequestTimer(self._counts(model), of_tenant, num_prompt_tokens, self._clock)
 
     def request_params(self, model: str, *, n: int, max_tokens: int | None) -> None:
         """Record the settings of a request."""
@@ -52,14 +55,28 @@ class ServiceMetrics:
         """Count a stream that migrates, as its engine was lost or drained."""
         self._counts(model).migrations += 1
 
+    def engine_lost(self, model: str) -> None:
+        """Count an engine that ended without being drained."""
+        self._counts(model).engines_lost += 1
+
     def set_num_queued(self, model: str, num_queued: int) -> None:
         """Set the number of requests in the dispatch queue."""
         self._counts(model).num_queued = num_queued
+
+    def queued_by(self, model: str) -> dict[tuple[str, int], int]:
+        """Return a model's queued requests by tenant and priority, which the queue itself counts there."""
+        return self._counts(model).queued_by
 
     def prediction_cache_counts(self) -> PredictionCacheCounts:
         """Return the counts of the cache of predictions; services without one have no such metrics."""
         if (counts := self._snapshot.prediction_cache) is None:
             counts = self._snapshot.prediction_cache = PredictionCacheCounts()
+        return counts
+
+    def batch_counts(self) -> BatchCounts:
+        """Return the counts of batches; services without them have no such metrics."""
+        if (counts := self._snapshot.batches) is None:
+            counts = self._snapshot.batches = BatchCounts()
         return counts
 
     def set_key_file_valid(self, is_valid: bool) -> None:

@@ -240,7 +240,7 @@ class CachedPredictor:
         self, request: GenerationRequest, reason: FinishReason, prediction: PredictionOutput | None = None
     ) -> RequestOutput:
         """Make the only output of an item that no engine gets, and record its end."""
-        self._metrics.request_started(self._model_name, 0).finished(reason)
+        self._metrics.request_started(self._model_name, 0, request.tenant).finished(reason)
         if request.trace:
             self._traces.finished(request.request_id, 0, reason, 0)
         return RequestOutput(

@@ -125,6 +125,8 @@ class EngineSet:
         self._not_ready_reason = "an engine is gone"
         self.prefixes.remove_engine(name)
         self._metrics.drop_engine(self._model_name, name)
+        if not (link.is_draining or self._is_closed):
+            self._metrics.engine_lost(self._model_name)
         link.fail(EngineDead("the engine that ran the request is gone"))
         self._notify_change()
 

@@ -31,7 +31,7 @@ class StreamTimers:
             metrics.request_params(model_name, n=params.n, max_tokens=params.max_tokens)
         self._running: dict[int, RequestTimer] = {
             # The choices share one prompt, so the first alone counts its tokens.
-            choice: metrics.request_started(model_name, request.num_input_tokens if choice == 0 else 0)
+            choice: metrics.request_started(model_name, request.num_input_tokens if choice == 0 else 0, request.tenant)
             for choice in range(params.n)
         }
 

@@ -27,7 +27,7 @@ def comparable(objects: list[dict[str, Any]]) -> dict[str, Any]:
     """Index manifests by kind and name, with Serve's configuration as a mapping."""
     indexed = {}
     for manifest in objects:
-        if config := manifest["spec"].get("serveConfigV2"):
+        if config := manifest.get("spec", {}).get("serveConfigV2"):
             manifest = manifest | {"spec": manifest["spec"] | {"serveConfigV2": yaml.safe_load(config)}}
         indexed[f"{manifest['kind']} {manifest['metadata']['name']}"] = manifest
     assert len(indexed) == len(objects)
@@ -83,6 +83,15 @@ ODD_SERVICES = {
         "kserve": {"storage_uri": "s3://b/m", "min_replicas": 0},
         "auth": {},
         "workers": [{"name": "a", "gpus": 1}],
+    },
+    "monitoring": {
+        "name": "y",
+        "monitoring": {
+            "objectives": {"ttft_s": 2.5, "itl_s": 1, "success_target": 0.9999},
+            "labels": {"app.kubernetes.io/component": "prometheus"},
+            "metrics_key_secret": "metrics-key",
+            "interval_s": 5,
+        },
     },
     "route": {
         "ingress": {"gateway": "g", "gateway_namespace": "n"},

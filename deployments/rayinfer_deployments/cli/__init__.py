@@ -13,15 +13,18 @@ from rayinfer_deployments.cli import (
     cache,
     chat,
     check_config,
+    dashboards,
     generate,
     keys,
     optimize,
     plan,
+    replay,
     serve,
     usage,
 )
 from rayinfer_deployments.cli.control import canary, engine_control, limits, ps, scale, status
 from rayinfer_deployments.cli.doctor import doctor
+from rayinfer_deployments.cli.top import command as top
 
 OPERATION = "Operate running services"
 
@@ -36,10 +39,11 @@ def build_application() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     application.callback()(_root)
-    for command in (serve.serve, generate.generate, chat.chat, optimize.optimize, ps.ps, doctor.doctor):
+    for command in (serve.serve, generate.generate, chat.chat, optimize.optimize, replay.replay, ps.ps, doctor.doctor):
         application.command()(command)
     for command in (
         status.status,
+        top.top,
         limits.limits,
         canary.canary,
         scale.scale,
@@ -49,7 +53,8 @@ def build_application() -> typer.Typer:
         application.command(rich_help_panel=OPERATION)(command)
     for command in (engine_control.pause, engine_control.resume, engine_control.sleep, engine_control.wake):
         application.command(rich_help_panel=OPERATION)(command)
-    for command in (check_config.check_config, check_config.environment, build.build, plan.plan):
+    settings = (check_config.check_config, check_config.environment, build.build, dashboards.dashboards, plan.plan)
+    for command in settings:
         application.command(rich_help_panel=OPERATION)(command)
     application.command()(usage.usage)
     application.add_typer(batch.build_application(), name="batch")

@@ -9,9 +9,11 @@ from rayinfer.errors import ConfigError
 from rayinfer_deployments.kubernetes.helm_files import helm_files
 from rayinfer_deployments.kubernetes.kustomize_files import HEADER, kustomize_files, overlaid, to_yaml
 from rayinfer_deployments.kubernetes.serve_config import serve_config
+from rayinfer_deployments.monitoring.monitoring_files import MONITORING_FOLDERS, monitoring_files
+from rayinfer_deployments.monitoring.objectives import Objectives
 
 BUILT_IN_OVERLAYS = Path(__file__).with_name("overlays.yaml")
-OWNED_FOLDERS = ("base", "overlays", "helm")  # all that is in them is written here
+OWNED_FOLDERS = ("base", "overlays", "helm", *MONITORING_FOLDERS)  # all that is in them is written here
 
 
 def service_files(file: Path, overlays: Path | None = None) -> dict[str, str]:
@@ -22,6 +24,8 @@ def service_files(file: Path, overlays: Path | None = None) -> dict[str, str]:
     for name, changes in variants.items():
         _checked(f"{overlays or 'overlay'} {name}" if overlays else f"{file} with overlay {name}", settings, changes)
     files = {"serve-config.yaml": HEADER + to_yaml(serve_config(service))}
+    objectives = Objectives() if service.monitoring is None else service.monitoring.objectives
+    files |= monitoring_files(objectives)
     return files | kustomize_files(settings, variants) | helm_files(settings, variants)
 
 

@@ -4,6 +4,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from rayinfer_deployments.monitoring.objectives import Objectives
+
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
 
 PATH = r"^[A-Za-z0-9_./:@%+=-]+$"
@@ -189,6 +191,22 @@ class KserveSettings(_Settings):
     storage_uri: str = Field(default="", description="URL from which KServe loads the model; default: app's model")
     min_replicas: int = Field(default=1, ge=0, description="fewest pods")
     max_replicas: int = Field(default=3, ge=1, description="most pods")
+
+
+class MonitoringSettings(_Settings):
+    """Objects of the Prometheus operator, and dashboards as ConfigMaps for Grafana's sidecar."""
+
+    objectives: Objectives = Field(default=Objectives(), description="what burn rates and error budgets are of")
+    interval_s: int = Field(default=15, ge=1, le=60, description="seconds between two scrapes")
+    labels: dict[str, str] = Field(
+        default={}, description="labels by which Prometheus chooses monitors and rules, such as release"
+    )
+    dashboard_label: str = Field(
+        default="grafana_dashboard", min_length=1, description="label by which Grafana's sidecar finds dashboards"
+    )
+    metrics_key_secret: str = Field(
+        default="", description="with keys: Secret whose entry `key` is one with the scope metrics"
+    )
 
 
 Manifest = dict[str, Any]

@@ -17,6 +17,7 @@ from rayinfer_deployments.kubernetes.cluster_settings import (
     IngressSettings,
     KserveSettings,
     Manifest,
+    MonitoringSettings,
     NetworkPolicySettings,
     QueueSettings,
     WorkerGroup,
@@ -24,6 +25,8 @@ from rayinfer_deployments.kubernetes.cluster_settings import (
 from rayinfer_deployments.kubernetes.kustomize_files import HEADER, merge_patch, overlaid, to_yaml
 from rayinfer_deployments.kubernetes.ray_pods import ray_environment
 from rayinfer_deployments.kubernetes.service_file import ServiceFile
+from rayinfer_deployments.monitoring.grafana_json import dashboard_texts
+from rayinfer_deployments.monitoring.rule_files import rule_groups
 
 TEMPLATES = Path(__file__).with_name("chart")
 FOLDER = "helm/rayinfer"
@@ -33,6 +36,7 @@ PARTS: dict[str, type[BaseModel]] = {
     "high_availability": HighAvailabilitySettings,
     "ingress": IngressSettings,
     "kserve": KserveSettings,
+    "monitoring": MonitoringSettings,
     "network_policy": NetworkPolicySettings,
     "queue": QueueSettings,
     "worker": WorkerGroup,
@@ -57,6 +61,9 @@ def helm_files(settings: dict[str, Any], overlays: dict[str, dict[str, Any]]) ->
     }
     for template in sorted(TEMPLATES.iterdir()):
         files[f"{FOLDER}/templates/{template.name}"] = template.read_text()
+    files[f"{FOLDER}/files/rules.yaml"] = to_yaml(rule_groups())
+    for name, text in dashboard_texts().items():
+        files[f"{FOLDER}/files/dashboards/rayinfer-{name}.json"] = text
     for name, changes in overlays.items():
         patch = merge_patch(base, _values(overlaid(settings, changes)))
         files[f"helm/values/{name}.yaml"] = HEADER + to_yaml(patch)
@@ -74,7 +81,8 @@ def _values(service: ServiceFile) -> Manifest:
 
 
 def _defaults(part: type[BaseModel]) -> Manifest:
-    return {name: field.default for name, field in part.model_fields.items() if not field.is_required()}
+    defaults = {name: field.default for name, field in part.model_fields.items() if not field.is_required()}
+    return {name: value.model_dump() if isinstance(value, BaseModel) else value for name, value in defaults.items()}
 
 
 def _schema() -> Manifest:

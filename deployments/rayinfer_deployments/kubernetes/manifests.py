@@ -1,6 +1,7 @@
 """All objects of a service, in the order in which they are created."""
 
 from rayinfer_deployments.kubernetes.cluster_settings import Manifest
+from rayinfer_deployments.kubernetes.monitoring_objects import monitoring
 from rayinfer_deployments.kubernetes.network_objects import http_route, inference_pool, network_policies
 from rayinfer_deployments.kubernetes.ray_objects import ray_job, ray_service
 from rayinfer_deployments.kubernetes.service_file import ServiceFile
@@ -27,4 +28,6 @@ def manifests(service: ServiceFile) -> list[Manifest]:
         objects.append(http_route(service, service.ingress))
         if service.ingress.inference_pool:
             objects.append(inference_pool(service, service.ingress))
+    if service.monitoring is not None:
+        objects += monitoring(service, service.monitoring)
     return objects

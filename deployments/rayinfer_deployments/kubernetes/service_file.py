@@ -8,6 +8,7 @@ from rayinfer.config import describe_validation_error
 from rayinfer.errors import ConfigError
 from rayinfer_deployments.app_args import LLMAppArgs
 from rayinfer_deployments.cluster.ray_environment import Profile
+from rayinfer_deployments.engine.rank_placement import ONE_NODE
 from rayinfer_deployments.kubernetes.cluster_settings import (
     AuthSettings,
     BatchSettings,
@@ -15,6 +16,7 @@ from rayinfer_deployments.kubernetes.cluster_settings import (
     HighAvailabilitySettings,
     IngressSettings,
     KserveSettings,
+    MonitoringSettings,
     NetworkPolicySettings,
     QueueSettings,
     StorageSettings,
@@ -54,6 +56,9 @@ class ServiceFile(BaseModel):
     )
     upgrade: UpgradeSettings = Field(default=UpgradeSettings(), description="how a new cluster takes over")
     network_policy: NetworkPolicySettings | None = Field(None, description="who may reach the pods, and whom they may")
+    monitoring: MonitoringSettings | None = Field(
+        None, description="PodMonitors, alerts and dashboards, for the Prometheus operator and Grafana"
+    )
     ingress: IngressSettings | None = Field(None, description="HTTPRoute of the Gateway API, and the InferencePool")
     batch: BatchSettings | None = Field(None, description="a RayJob over a file of rows instead of a service")
     queue: QueueSettings | None = Field(None, description="Kueue's queues and their quotas")
@@ -84,11 +89,12 @@ class ServiceFile(BaseModel):
         if len(set(names)) < len(names):
             raise ValueError(f"workers: every group needs a name of its own, got {', '.join(names)}")
         for index, model in enumerate(self.app_args().models):
-            ranks = model.num_ranks
+            ranks = model.num_ranks if model.placement_group_strategy == ONE_NODE else model.ranks_per_bundle
             gpus, cpus = ranks * model.num_gpus, ranks * model.num_cpus_per_rank
             if not any(group.gpus >= gpus and group.cpus >= cpus for group in self.workers):
+                part = "an engine" if ranks == model.num_ranks else "each part of an engine"
                 raise ValueError(
-                    f"app.models.{index}: an engine takes {cpus:g} CPUs and {gpus:g} GPUs of one pod, and no group of"
+                    f"app.models.{index}: {part} takes {cpus:g} CPUs and {gpus:g} GPUs of one pod, and no group of"
                     " workers has as many"
                 )
         return self
@@ -99,6 +105,8 @@ class ServiceFile(BaseModel):
             raise ValueError("upgrade.strategy: an incremental upgrade needs autoscale_pods")
         if self.batch is not None and self.kserve is not None:
             raise ValueError("batch and kserve exclude each other: give one of them")
+        if self.monitoring is not None and (self.batch is not None or self.kserve is not None):
+            raise ValueError("monitoring: a job or KServe's runtime has none; remove it or batch and kserve")
         if self.kserve is not None and self.autoscale_pods:
             raise ValueError("kserve: one pod holds all, so autoscale_pods has no effect")
         return self

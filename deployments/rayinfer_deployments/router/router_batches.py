@@ -7,6 +7,7 @@ from pathlib import Path
 from rayinfer.access.access_control import AccessControl
 from rayinfer.access.caller import Caller
 from rayinfer.errors import RayinferError
+from rayinfer.metrics.batch_counts import BatchCounts
 from rayinfer.servers.openai.batches.routes import BatchServices
 from rayinfer.servers.openai.batches.runner import BatchRunner
 from rayinfer.servers.openai.responses.store import ResponseStore
@@ -26,6 +27,7 @@ class RouterBatches:
         settings: BatchSettings,
         models: Mapping[str, ServedModel],
         access: AccessControl | None,
+        counts: BatchCounts,
     ) -> None:
         self.shared = RemoteBatches(application, settings)
         self.runner = BatchRunner(
@@ -34,6 +36,7 @@ class RouterBatches:
             find_caller=_finder(access),
             num_slots=lambda: num_slots(models),
             is_used=settings.is_used,
+            counts=counts,
         )
         self.services = BatchServices(
             shared=self.shared, on_batch=self.runner.wake, max_file_bytes=settings.limits.max_file_bytes

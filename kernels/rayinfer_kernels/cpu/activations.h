@@ -13,6 +13,8 @@ inline Float sigmoid(Float x) {
 
 inline Float silu(Float x) { return x * sigmoid(x); }
 
+inline Float relu(Float x) { return x < 0.0f ? splat(0.0f) : x; }
+
 // x (1 + tanh(u)) / 2 is x / (1 + e^-2u), which keeps its digits where tanh comes close to -1.
 inline Float gelu_tanh(Float x) { return x * sigmoid(1.59576912f * (x + 0.044715f * x * x * x)); }
 

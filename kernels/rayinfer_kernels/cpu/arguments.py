@@ -84,6 +84,12 @@ def vector(name: str, x: torch.Tensor, width: int, dtype: torch.dtype) -> torch.
     return x.contiguous()
 
 
+def check_vector(name: str, x: torch.Tensor | None, width: int, dtype: torch.dtype) -> None:
+    """Reject a vector of another width or type, or in pieces; None is none."""
+    if x is not None and (x.shape != (width,) or x.dtype != dtype or not x.is_contiguous()):
+        raise ValueError(f"{name} has to be ({width},) of {dtype} in one piece, got {tuple(x.shape)} of {x.dtype}")
+
+
 def check_weight(weight: PackedWeight, in_features: int, dtype: torch.dtype) -> None:
     """Reject a weight of other inputs than rows of this width and type have."""
     if in_features != weight.in_features:

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "attention/attention.h"
+#include "gemm/input_rows.h"
 #include "gemm/model_rows.h"
 
 namespace rayinfer {
@@ -64,21 +65,6 @@ void rotate(float* x, const T* cos, const T* sin, int64_t dim) {
         store(x + half + i, second * load(cos + half + i, left) + first * load(sin + half + i, left), left);
     }
 }
-
-// The rows of one product's input, filled by the stage before it.
-template <class T>
-struct InputRows {
-    EncodedRows rows;
-    Format format;
-    int64_t width;
-
-    // Whether unencoded numbers can be stored one by one.
-    bool accepts_floats() const { return !is_dynamic(format) && padded_width(format, width) == width; }
-    StoreInRows<Plain<T>> numbers() const { return {(Plain<T>*)rows.data, rows.row_bytes / (int64_t)sizeof(Plain<T>)}; }
-    void encode(int64_t row, const float* from) const {
-        encode_row<T>(format, from, width, (uint8_t*)rows.data + row * rows.row_bytes);
-    }
-};
 
 // What a step needs beside the model; kept from step to step.
 template <class E>

@@ -12,6 +12,7 @@ from rayinfer_kernels.cpu.arguments import (
     check_cache,
     check_rotation,
     check_shape,
+    check_vector,
     check_weight,
     dense_last,
 )
@@ -19,7 +20,7 @@ from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerWeights, StackShape, StepTensors
 from rayinfer_kernels.packed_weight import PackedWeight, WeightArgument
 
-ACTIVATIONS = {None: 0, "silu": 1, "gelu_tanh": 2}  # as in gemm/linear.h
+ACTIVATIONS = {None: 0, "silu": 1, "gelu_tanh": 2, "gelu": 3, "relu": 4}  # as in gemm/linear.h
 _WEIGHT = ctypes.POINTER(WeightArgument)
 
 
@@ -77,7 +78,7 @@ class CpuLayerStack:
         self._dtype = last_norm.dtype
         for layer in layers:
             _check_layer(layer, shape, self._dtype)
-        _check_vector("last_norm", last_norm, shape.hidden_size, self._dtype)
+        check_vector("last_norm", last_norm, shape.hidden_size, self._dtype)
         # The widest: what it lets tokens see, they may see in some layer. 0: everything.
         self._window = 0 if any(not layer.window for layer in layers) else max(layer.window or 0 for layer in layers)
         self._kept = (list(layers), last_norm)  # the arguments point into them
@@ -173,16 +174,11 @@ def _check_layer(layer: LayerWeights, shape: StackShape, dtype: torch.dtype) -> 
         check_weight(weight, in_features, dtype)
         if weight.out_features != out_features or weight.is_gated != (name == "gate_up"):
             raise ValueError(f"{name} must have {out_features} outputs, got {weight.out_features}")
-        _check_vector(f"{name}'s bias", bias, weight.num_rows, dtype)
+        check_vector(f"{name}'s bias", bias, weight.num_rows, dtype)
     for name, width in (("attention_norm", shape.hidden_size), ("feed_forward_norm", shape.hidden_size)):
-        _check_vector(name, getattr(layer, name), width, dtype)
+        check_vector(name, getattr(layer, name), width, dtype)
     for name in ("query_norm", "key_norm"):
-        _check_vector(name, getattr(layer, name), shape.head_dim, dtype)
-
-
-def _check_vector(name: str, x: torch.Tensor | None, width: int, dtype: torch.dtype) -> None:
-    if x is not None and (x.shape != (width,) or x.dtype != dtype or not x.is_contiguous()):
-        raise ValueError(f"{name} has to be ({width},) of {dtype} in one piece, got {tuple(x.shape)} of {x.dtype}")
+        check_vector(name, getattr(layer, name), shape.head_dim, dtype)
 
 
 def _int32(tensor: torch.Tensor) -> torch.Tensor:

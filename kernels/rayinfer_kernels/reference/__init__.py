@@ -13,6 +13,7 @@ from rayinfer_kernels.reference.elementwise import (
     rotary_embedding,
     silu_and_mul,
 )
+from rayinfer_kernels.reference.encoder_stack import encoder_stack
 from rayinfer_kernels.reference.grouped_gemm import grouped_gemm, moe_combine, packed_grouped_gemm
 from rayinfer_kernels.reference.layer_stack import layer_stack
 from rayinfer_kernels.reference.linear import linear, pack, packed_embedding, packed_gated_linear, packed_linear
@@ -22,6 +23,7 @@ from rayinfer_kernels.reference.sampling import sample_rows
 __all__ = [
     "add_rms_norm",
     "argmax",
+    "encoder_stack",
     "gelu",
     "gelu_tanh",
     "gelu_tanh_and_mul",

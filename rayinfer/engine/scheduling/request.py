@@ -58,6 +58,7 @@ class Request:
     finish_reason: FinishReason | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # as far as known; None if unwanted or returned already
     trace: RequestTrace | None = None
+    grammar: object | None = None  # its compiled grammar, which others must not displace while it may run
 
     @property
     def trace_events(self) -> list[TraceEvent] | None:

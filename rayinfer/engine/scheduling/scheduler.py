@@ -149,6 +149,7 @@ class Scheduler:
             num_running=len(self._table),
             num_waiting=len(self.requests) - len(self._table),
             kv_blocks_used=self.blocks.num_used,
+            kv_blocks_cached=self.blocks.num_cached,
             kv_blocks_total=self.blocks.num_blocks,
             kv_offload_blocks_used=0 if self._offload is None else self._offload.num_used,
             kv_offload_blocks_total=0 if self._offload is None else self._offload.num_blocks,

@@ -12,6 +12,7 @@ from rayinfer.layers.rotary_embedding import RotaryEmbedding
 from rayinfer.models.encoder_decoder import EncoderLayer
 from rayinfer.models.encoders.encoder_config import EncoderConfig
 from rayinfer.models.encoders.heads import Head
+from rayinfer_kernels import ops
 
 # Tensors of checkpoints that no encoder has a use for: heads of other tasks, and tables.
 UNUSED = ("cls.", "lm_head.", "vocab_transform.", "vocab_layer_norm.", "vocab_projector.", "qa_outputs.", "decoder.")
@@ -63,6 +64,11 @@ class Encoder(torch.nn.Module):
         self._layers = list(zip(layers, rotaries or [None] * len(layers), strict=True))
         self._rotaries = {rotary for rotary in rotaries if rotary is not None}
         self._names, self._prefix = names, prefix
+        self._stack: ops.EncoderStack | None = None
+
+    def use_stack(self, stack: ops.EncoderStack) -> None:
+        """Run the layers by one operation from now on."""
+        self._stack = stack
 
     def checkpoint_slices(self) -> Mapping[str, CheckpointSlice]:
         """Name every tensor that the checkpoint must hold, with the slice of a parameter that it fills."""
@@ -92,6 +98,8 @@ class Encoder(torch.nn.Module):
         if self.embed_positions is not None:
             x = x + self.embed_positions.forward(batch.positions + self.config.position_offset)
         x = self.embed_norm.forward(x)
+        if self._stack is not None:
+            return self._stack.run(x, batch.lengths)
         angles = {rotary: rotary.angles(batch.positions) for rotary in self._rotaries}
         for layer, rotary in self._layers:
             x = layer.forward(x, batch.lengths, None if rotary is None else angles[rotary])

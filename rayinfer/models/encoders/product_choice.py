@@ -1,14 +1,17 @@
 """Choice between our kernels and torch's for an encoder, by timing both on its shapes, once per machine.
 
-Which products are faster depends on the processor: ours win where there is AVX-512, MKL's where there is not. Torch's
-choose their order of sums by the batch, so a text's bits may depend on what else is computed.
+Which products are faster depends on the processor. Torch's choose their order of sums by the batch, so a text's bits
+may depend on what else is computed. Where all layers can be one operation of ours, it is timed beside the layers as
+the fastest products make them.
 """
 
 import json
 import os
 import platform
+import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +23,17 @@ import rayinfer_kernels
 from rayinfer.layers.feed_forward import TORCH_ACTIVATIONS, FeedForward, GatedFeedForward
 from rayinfer.layers.linear import Linear
 from rayinfer.layers.norms import LayerNorm
+from rayinfer.models.encoders.encoder import Encoder
+from rayinfer.models.encoders.encoder_stack import run_layers, stack_layers
 from rayinfer.startup_steps import startup_step
 from rayinfer_kernels import ops
 
 NUM_ROWS = (32, 512)  # of a single text, and of a batch
 NUM_RUNS = 5
-RECORD_VERSION = 1
+RECORD_VERSION = 2
+STACK_LENGTHS = ((16,), tuple(range(8, 104, 8)))  # of a single text, and of a batch of 624 tokens
+STACK_LAYERS = 2  # that are timed; all have one shape
+STACK_RUNS = 9
 
 
 def use_own_kernels(model: torch.nn.Module) -> None:
@@ -33,14 +41,33 @@ def use_own_kernels(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, Linear):
             module.pack()
+    if isinstance(model, Encoder) and (stack := stack_layers(model)) is not None:
+        model.use_stack(stack)
 
 
-def use_fastest_kernels(model: torch.nn.Module, dtype: torch.dtype, folder: Path) -> None:
+def use_fastest_kernels(encoder: Encoder, dtype: torch.dtype, folder: Path) -> None:
     """Choose for each shape of a model on the CPU by timing, or by what an earlier process has recorded in `folder`."""
     if not rayinfer_kernels.has_kernels(torch.device("cpu"), dtype):
         return
     record = _Record(folder, dtype)
-    for module in model.modules():
+    _choose_products(encoder, dtype, record)
+    if (candidate := stack_layers(encoder, STACK_LAYERS)) is not None:
+        config, first = (
+            encoder.config,
+            next(module for module in encoder.layers.modules() if isinstance(module, Linear)),
+        )
+        number_format = "" if first.packed is None else f" {first.packed.format.name}"
+        shape = f"{config.hidden_size}x{config.intermediate_size} {config.num_heads} heads{number_format}"
+        if record.is_own_faster(f"layers {shape}", lambda: _time_stack(encoder, candidate, dtype)):
+            for module in encoder.modules():
+                if isinstance(module, LayerNorm):
+                    module.uses_torch = False
+            use_own_kernels(encoder)
+    record.save()
+
+
+def _choose_products(encoder: Encoder, dtype: torch.dtype, record: "_Record") -> None:
+    for module in encoder.modules():
         if isinstance(module, Linear) and module.packed is None:
             shape = "x".join(map(str, module.weight.shape))
             if record.is_own_faster(f"linear {shape}", lambda: _time_linear(module)):  # noqa: B023
@@ -56,7 +83,6 @@ def use_fastest_kernels(model: torch.nn.Module, dtype: torch.dtype, folder: Path
             )
             if not record.is_own_faster(f"{own.__name__} {width}", lambda: _time_on_rows(width, dtype, own, other)):  # noqa: B023
                 module.activation = other
-    record.save()
 
 
 class _Record:
@@ -98,6 +124,23 @@ class _Record:
         if not isinstance(ratios, dict):
             return {}
         return {name: float(ratio) for name, ratio in ratios.items() if isinstance(ratio, int | float)}
+
+
+def _time_stack(encoder: Encoder, stack: ops.EncoderStack, dtype: torch.dtype) -> float:
+    """Return how much longer the first layers take as one operation than one by one: medians of alternating runs."""
+    ratio = 1.0
+    for lengths in STACK_LENGTHS:
+        x = torch.randn(sum(lengths), encoder.config.hidden_size, dtype=dtype)
+        runs = (partial(stack.run, x, lengths), partial(run_layers, encoder, STACK_LAYERS, x, lengths))
+        seconds: tuple[list[float], list[float]] = ([], [])
+        for _ in range(STACK_RUNS + 1):  # the first is a warm-up
+            for run, found in zip(runs, seconds, strict=True):
+                started = time.perf_counter()
+                run()
+                found.append(time.perf_counter() - started)
+        own, other = (statistics.median(found[1:]) for found in seconds)
+        ratio *= own / max(other, 1e-9)
+    return float(ratio ** (1 / len(STACK_LENGTHS)))
 
 
 def _time_linear(layer: Linear) -> float:

@@ -207,6 +207,7 @@ class GenerationService:
                 request_ids=[each.request_id for each in requests],
                 received_s=context.identity.received_s,
                 tenant=context.caller.tenant,
+                prompt_token_ids=next(iter(generation.prompts), ()),
             )
         lists = self._input_lists if generation.inputs else self._prompt_lists
         return generate_outputs(generation.model.generator, requests, lists)

@@ -10,6 +10,7 @@ from ray.scripts.scripts import start
 from rayinfer_deployments.config_check import mistakes_in
 from support.kubernetes.manifest_schemas import schema_mistakes
 
+DASHBOARDS = {f"rayinfer-{name}.json" for name in ("service", "engines", "tenants", "cluster", "batches", "predictors")}
 RESOURCES = {"cpu", "memory", "nvidia.com/gpu", "storage", "ephemeral-storage"}
 LABELS = {
     "app.kubernetes.io/name",
@@ -18,8 +19,18 @@ LABELS = {
     "inference.networking.k8s.io/engine-type",
     "kubernetes.io/metadata.name",
     "kueue.x-k8s.io/queue-name",
+    "grafana_dashboard",
+    "severity",  # of alerts
+    "window",
 }
-FREE_NAMES = {"labels": LABELS, "matchLabels": LABELS, "requests": RESOURCES, "limits": RESOURCES}
+FREE_NAMES = {
+    "labels": LABELS,
+    "matchLabels": LABELS,
+    "requests": RESOURCES,
+    "limits": RESOURCES,
+    "annotations": {"summary", "description", "dashboard"},
+    "data": DASHBOARDS,
+}
 
 
 def manifest_mistakes(manifest: dict[str, Any], folder: Path) -> list[str]:

@@ -13,6 +13,7 @@ KUBERNETES_VERSION = "v1.35.0"
 CUSTOM_RESOURCES = Path(__file__).with_name("custom_resources.yaml")
 OWN_KINDS = {
     "v1 Service": "io.k8s.api.core.v1.Service",
+    "v1 ConfigMap": "io.k8s.api.core.v1.ConfigMap",
     "v1 PersistentVolumeClaim": "io.k8s.api.core.v1.PersistentVolumeClaim",
     "apps/v1 StatefulSet": "io.k8s.api.apps.v1.StatefulSet",
     "policy/v1 PodDisruptionBudget": "io.k8s.api.policy.v1.PodDisruptionBudget",

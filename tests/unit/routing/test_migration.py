@@ -45,6 +45,7 @@ async def test_a_stream_goes_on_from_its_tokens_on_another_engine(service, loss)
     assert service.metric('rayinfer_migrations_total{model_name="m"}') == 1.0
     assert service.metric('vllm:request_success_total{finished_reason="length"') == 1.0
     assert service.metric('rayinfer_migration_gap_seconds_count{model_name="m"}') == 1.0
+    assert service.metric('rayinfer_engines_lost_total{model_name="m"}') == float(loss == "dies")
 
 
 async def test_tokens_before_the_loss_are_delivered_before_the_migration(service):

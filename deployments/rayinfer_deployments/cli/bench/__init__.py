@@ -10,6 +10,7 @@ from rayinfer_deployments.cli.bench.engine_benchmarks import (
     parallel,
     peers,
     scheduler,
+    structured,
 )
 from rayinfer_deployments.cli.bench.predictor_benchmarks import predictors
 from rayinfer_deployments.cli.bench.service_benchmarks import hostile, router, serve
@@ -18,6 +19,7 @@ from rayinfer_deployments.cli.failures import in_one_line
 
 BENCHMARKS = (
     offline,
+    structured,
     serve,
     scheduler,
     parallel,

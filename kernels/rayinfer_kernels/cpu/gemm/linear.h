@@ -7,17 +7,20 @@
 
 #include "activations.h"
 #include "gemm/panel_products.h"
+#include "gemm/row_tiles.h"
 #include "core/thread_team.h"
 
 namespace rayinfer {
 
-enum class Activation : int32_t { none = 0, silu = 1, gelu_tanh = 2 };
+enum class Activation : int32_t { none = 0, silu = 1, gelu_tanh = 2, gelu = 3, relu = 4 };
 
 inline Float activate(Activation activation, Float x) {
     switch (activation) {
         case Activation::none: return x;
         case Activation::silu: return silu(x);
         case Activation::gelu_tanh: return gelu_tanh(x);
+        case Activation::gelu: return gelu(x);
+        case Activation::relu: return relu(x);
     }
     return x;
 }
@@ -80,11 +83,13 @@ struct LinearLayer {
     void run(EncodedRows rows, Range row_range, Range units, const Put& put) const {
         alignas(kRowAlignment) float sums[kRowsPerBlock * kPanelsAtOnce * kPanelWidth];
         const int64_t panels_per_unit = weight.is_gated ? 2 : 1;
+        const RowTiles blocks(row_range.size(), kRowsPerBlock);
         for (int64_t unit = units.begin; unit < units.end;) {
             const int64_t count = weight.is_gated ? 1 : std::min(kPanelsAtOnce, units.end - unit);
             const int64_t num_panels = count * panels_per_unit, width = num_panels * kPanelWidth;
-            for (int64_t row = row_range.begin; row < row_range.end; row += kRowsPerBlock) {
-                const RowTile block = rows.part(row, std::min(row + kRowsPerBlock, row_range.end));
+            for (int64_t row = row_range.begin, end; row < row_range.end; row = end) {
+                end = row_range.begin + blocks.end_of(row - row_range.begin);
+                const RowTile block = rows.part(row, end);
                 panel_products<T>(weight, block, unit * panels_per_unit, num_panels, sums);
                 for (int64_t r = 0; r < block.num_rows; ++r) {
                     if (weight.is_gated)

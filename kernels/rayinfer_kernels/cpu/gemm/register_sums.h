@@ -42,6 +42,21 @@ RAYINFER_INLINE typename Lanes<W>::Float load_columns(const int8_t* from) {
     return __builtin_convertvector(load_raw<typename Bytes<W>::Vector>(from), Columns);
 }
 
+// sums + columns x factors. With 16 registers GCC keeps sums and columns in them around the instruction only: else it
+// loads columns again for every row.
+#if defined(__AVX2__) && defined(__FMA__)
+constexpr int kWidthOfOwnProducts = 8;
+#else
+constexpr int kWidthOfOwnProducts = 0;
+#endif
+template <class Columns>
+RAYINFER_INLINE Columns add_product(Columns sums, Columns columns, Columns factors) {
+#if defined(__AVX2__) && defined(__FMA__)
+    asm("vfmadd231ps %2, %1, %0" : "+x"(sums) : "x"(columns), "x"(factors));
+#endif
+    return sums;
+}
+
 // A unit is one number of a column, or a pair of bfloat16. It is multiplied in `kParts` steps, by one factor each.
 template <class E, int W>
 struct Units {
@@ -55,7 +70,9 @@ struct Units {
     static RAYINFER_INLINE Columns first_of_pair(const E* from) { return columns<0>(from); }
     static RAYINFER_INLINE Columns second_of_pair(const E* from) { return columns<0>(from); }
     static RAYINFER_INLINE Columns add(Columns sums, Columns columns, Factor factor) {
-        return sums + columns * (factor - Columns{});  // 0 + factor would be a sum that is computed: of -0 it makes 0
+        const Columns factors = factor - Columns{};  // 0 + factor would be a sum that is computed: of -0 it makes 0
+        if constexpr (kSimd == 8 && W == kWidthOfOwnProducts) return add_product(sums, columns, factors);
+        return sums + columns * factors;
     }
 };
 
@@ -74,12 +91,7 @@ struct WidenedPairs {
     static RAYINFER_INLINE Columns second_of_pair(const bfloat16* from) { return columns<1>(from); }
     static RAYINFER_INLINE Columns add(Columns sums, Columns columns, Factor factor) {
         const Columns factors = factor - Columns{};  // 0 + factor would be a sum that is computed: of -0 it makes 0
-#if defined(__AVX2__) && defined(__FMA__)
-        if constexpr (W == 8) {  // with 16 registers GCC keeps sums in them around the instruction only
-            asm("vfmadd231ps %2, %1, %0" : "+x"(sums) : "x"(columns), "x"(factors));
-            return sums;
-        }
-#endif
+        if constexpr (W == kWidthOfOwnProducts) return add_product(sums, columns, factors);
         sums += columns * factors;
         RAYINFER_KEEP_IN_REGISTER(sums);
         return sums;

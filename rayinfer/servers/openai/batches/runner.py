@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from rayinfer.access.caller import Caller
 from rayinfer.batches.records import BatchRow, RowKey, RowResult, RunnerReport, SharedBatches
+from rayinfer.metrics.batch_counts import BatchCounts
 from rayinfer.servers.openai.batches.row_request import RowResponse, send_row
 
 SYNC_S = 0.25
@@ -49,12 +50,14 @@ class BatchRunner:
         find_caller: Callable[[str, str], Caller | None],
         num_slots: Callable[[], int],
         is_used: Callable[[], bool] = lambda: True,
+        counts: BatchCounts | None = None,
     ) -> None:
         self._router = router
         self._batches = batches
         self._find_caller = find_caller
         self._num_slots = num_slots
         self._is_used = is_used  # whether there may be batches that this router has not begun
+        self._counts = BatchCounts() if counts is None else counts
         self._tasks: dict[RowKey, asyncio.Task[None]] = {}
         self._results: list[RowResult] = []
         self._has_open_batches = False
@@ -112,11 +115,19 @@ class BatchRunner:
         for row in update.rows:
             if row.key not in self._tasks:
                 self._tasks[row.key] = asyncio.create_task(self._compute(app, row, slots))
+        self._counts.num_open = update.num_open_batches
+        self._counts.num_waiting_rows = update.num_waiting_rows
+        self._counts.num_running_rows = len(self._tasks)
 
     async def _compute(self, app: ASGIApp, row: BatchRow, slots: int) -> None:
         response = await self._response(app, row)
         self._results.append(_result(row.key, response))
         self._tasks.pop(row.key, None)
+        self._counts.num_running_rows = len(self._tasks)
+        if response.status < HTTPStatus.BAD_REQUEST:
+            self._counts.num_completed_rows += 1
+        else:
+            self._counts.num_failed_rows += 1
         if len(self._results) >= max(1, slots // REFILL_SHARE):
             self._wake.set()
 

@@ -41,6 +41,8 @@ def test_written_files_replace_those_of_earlier_builds(tmp_path: Path) -> None:
         ({"limits": {"max_waiting": 1}}, "limits.max_waiting: Extra inputs"),
         ({"storage": {"kind": "bucket"}}, "csi_driver: storage of kind bucket needs one"),
         ({"upgrade": {"strategy": "NewClusterWithIncrementalUpgrade"}}, "needs autoscale_pods"),
+        ({"monitoring": {}, "kserve": {}}, "monitoring: a job or KServe's runtime has none"),
+        ({"monitoring": {"objectives": {"itl_s": 0.3, "ttft_s": 3}}}, "ttft_s: .*3 s is no limit of a bucket"),
         ({"name": "Upper"}, "name: String should match pattern"),
         ({"workers": [{"name": "a", "pods": 3, "max_pods": 2}]}, "pods=3 does not lie between"),
     ],

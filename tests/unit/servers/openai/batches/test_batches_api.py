@@ -11,6 +11,7 @@ from rayinfer.access.caller import Caller
 from rayinfer.batches.owner import BatchOwner
 from rayinfer.batches.records import BatchLimits
 from rayinfer.errors import NotReady
+from rayinfer.metrics.batch_counts import BatchCounts
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.servers.app import ServedModel, build_app
 from rayinfer.servers.openai.batches.routes import BatchServices
@@ -32,8 +33,13 @@ class Service:
         self.owner = self.open_owner()
         self.batches = LocalBatches(self.owner)
         self.num_slots = 4
+        self.counts = BatchCounts()
         self.runner = BatchRunner(
-            "router", self.batches, find_caller=lambda _, tenant: Caller(tenant), num_slots=lambda: self.num_slots
+            "router",
+            self.batches,
+            find_caller=lambda _, tenant: Caller(tenant),
+            num_slots=lambda: self.num_slots,
+            counts=self.counts,
         )
         services = BatchServices(shared=self.batches, on_batch=self.runner.wake, max_file_bytes=LIMITS.max_file_bytes)
         self.app = build_app(models, ServiceMetrics(), max_body_bytes=20_000, batches=services)
@@ -128,6 +134,7 @@ async def test_a_row_that_is_refused_is_in_the_error_file(running: Service):
     created = await running.create(content)
     batch = await running.wait(created.json()["id"], "completed")
     assert batch["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
+    assert (running.counts.num_completed_rows, running.counts.num_failed_rows) == (2, 1)
     (line,) = await running.lines(batch["error_file_id"])
     assert line["custom_id"] == "row-2"
     assert line["response"]["status_code"] == 400
@@ -186,6 +193,16 @@ async def test_an_expired_batch_says_which_rows_are_missing(running: Service, ge
     batch = await running.wait(created.json()["id"], "expired")
     missing = await running.lines(batch["error_file_id"])
     assert [line["error"]["code"] for line in missing] == ["batch_expired"] * 5
+
+
+async def test_rows_that_wait_and_run_are_counted(running: Service, generator: FakeGenerator):
+    generator.blocks_after = 1
+    running.num_slots = 1
+    created = await running.create(input_lines(5))
+    await until(lambda: running.counts == BatchCounts(num_open=1, num_waiting_rows=4, num_running_rows=1))
+    generator.release.set()
+    await running.wait(created.json()["id"], "completed")
+    await until(lambda: running.counts == BatchCounts(num_completed_rows=5))
 
 
 async def test_rows_wait_while_the_model_is_not_ready(running: Service, generator: FakeGenerator):

@@ -238,3 +238,18 @@ def test_a_damaged_key_file_is_in_the_metrics_of_services_with_keys():
     for is_valid in (True, False):
         metrics.set_key_file_valid(is_valid)
         assert f"rayinfer_key_file_valid {float(is_valid)}" in metrics.render().decode()
+
+
+def test_a_model_that_lost_its_engines_is_listed_with_zeros():
+    metrics = ServiceMetrics("router-1")
+    metrics.set_engine_stats("tiny", "a", EngineStats())
+    metrics.set_engine_stats("tiny", "b", EngineStats(state=EngineState.PAUSED))
+    seen = values(metrics)
+    assert seen["rayinfer_engines", ("tiny", "router-1", "running")] == 1
+    assert seen["rayinfer_engines", ("tiny", "router-1", "paused")] == 1
+    for engine in ("a", "b"):
+        metrics.drop_engine("tiny", engine)
+        metrics.engine_lost("tiny")
+    seen = values(metrics)
+    assert seen["rayinfer_engines", ("tiny", "router-1", "running")] == 0
+    assert seen["rayinfer_engines_lost_total", ("tiny", "router-1")] == 2

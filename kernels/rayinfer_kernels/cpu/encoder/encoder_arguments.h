@@ -1,0 +1,33 @@
+// Passed from Python by pointer, as cpu/encoder_stack.py has them. Norms and biases are of the model's type.
+#pragma once
+
+#include "encoder/text_attention.h"
+
+namespace rayinfer {
+
+struct NormArgument {
+    const void *weight, *bias;  // [hidden_size]
+};
+
+struct EncoderLayerArgument {
+    const Weight *qkv, *output, *up, *down;                  // of one shape and format in all layers
+    const void *qkv_bias, *output_bias, *up_bias, *down_bias;  // null: none
+    NormArgument attention_norm, feed_forward_norm;          // of the sums behind each part
+};
+
+struct EncoderArgument {
+    const EncoderLayerArgument* layers;
+    int64_t num_layers, hidden_size;
+    TextAttentionShape attention;
+    float eps;
+    int32_t activation;
+};
+
+struct TextsArgument {
+    const void* x;         // [num_tokens, hidden_size]
+    void* out;             // likewise
+    const int32_t* starts;  // [num_texts + 1]
+    int64_t num_texts;
+};
+
+}  // namespace rayinfer

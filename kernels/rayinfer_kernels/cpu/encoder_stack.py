@@ -1,0 +1,162 @@
+"""All layers of an encoder in one call of the C++ kernels."""
+
+import ctypes
+import itertools
+from collections.abc import Callable, Sequence
+from ctypes import c_float, c_int32, c_int64, c_void_p
+
+import torch
+
+from rayinfer_kernels.cpu.arguments import IndexChecks, check_shape, check_vector, check_weight, dense_last
+from rayinfer_kernels.cpu.layer_stack import ACTIVATIONS
+from rayinfer_kernels.encoder_stack import EncoderLayerWeights, EncoderStackShape, NormWeights
+from rayinfer_kernels.packed_weight import PackedWeight, WeightArgument
+
+_WEIGHT = ctypes.POINTER(WeightArgument)
+_LINEARS = ("qkv", "output", "up", "down")
+
+
+class NormArgument(ctypes.Structure):
+    """See encoder/encoder_arguments.h."""
+
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p))
+
+
+class EncoderLayerArgument(ctypes.Structure):
+    """See encoder/encoder_arguments.h."""
+
+    _fields_ = (
+        *((name, _WEIGHT) for name in _LINEARS),
+        *((f"{name}_bias", c_void_p) for name in _LINEARS),
+        ("attention_norm", NormArgument),
+        ("feed_forward_norm", NormArgument),
+    )
+
+
+class TextAttentionShape(ctypes.Structure):
+    """See encoder/text_attention.h."""
+
+    _fields_ = (
+        ("num_heads", c_int64),
+        ("head_dim", c_int64),
+        ("scale", c_float),
+        ("position_bias", c_void_p),
+        ("max_distance", c_int64),
+    )
+
+
+class EncoderArgument(ctypes.Structure):
+    """See encoder/encoder_arguments.h."""
+
+    _fields_ = (
+        ("layers", ctypes.POINTER(EncoderLayerArgument)),
+        ("num_layers", c_int64),
+        ("hidden_size", c_int64),
+        ("attention", TextAttentionShape),
+        ("eps", c_float),
+        ("activation", c_int32),
+    )
+
+
+class TextsArgument(ctypes.Structure):
+    """See encoder/encoder_arguments.h."""
+
+    _fields_ = (("x", c_void_p), ("out", c_void_p), ("starts", c_void_p), ("num_texts", c_int64))
+
+
+RunEncoder = Callable[[EncoderArgument, TextsArgument, int], None]
+SIGNATURE = (ctypes.POINTER(EncoderArgument), ctypes.POINTER(TextsArgument), ctypes.c_int)
+
+
+class CpuEncoderStack:
+    """An EncoderStack whose weights are packed."""
+
+    def __init__(
+        self,
+        run_encoder: RunEncoder,
+        checks: IndexChecks,
+        layers: Sequence[EncoderLayerWeights],
+        shape: EncoderStackShape,
+        position_bias: torch.Tensor | None,
+    ) -> None:
+        if not layers:
+            raise ValueError("an encoder needs a layer")
+        self._run_encoder, self._checks = run_encoder, checks
+        self._dtype = layers[0].attention_norm.weight.dtype
+        for layer in layers:
+            _check_layer(layer, layers[0], shape, self._dtype)
+        attention = TextAttentionShape(num_heads=shape.num_heads, head_dim=shape.head_dim, scale=shape.head_dim**-0.5)
+        if position_bias is not None:
+            _check_position_bias(position_bias, shape.num_heads)
+            attention.position_bias = position_bias.data_ptr()
+            attention.max_distance = position_bias.shape[1] // 2
+        self._kept = (list(layers), position_bias)  # the arguments point into them
+        self._layers = (EncoderLayerArgument * len(layers))(*map(_argument, layers))
+        self._encoder = EncoderArgument(
+            layers=self._layers,
+            num_layers=len(layers),
+            hidden_size=shape.hidden_size,
+            attention=attention,
+            eps=shape.eps,
+            activation=ACTIVATIONS[shape.activation],
+        )
+
+    def run(self, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """See EncoderStack."""
+        x = dense_last(x, self._dtype, 2).contiguous()
+        check_shape("x", x, len(x), self._encoder.hidden_size)
+        starts = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+        starts = self._checks.group_starts(starts, len(lengths), len(x))
+        out = torch.empty_like(x)
+        texts = TextsArgument(x.data_ptr(), out.data_ptr(), starts.data_ptr(), len(lengths))
+        self._run_encoder(self._encoder, texts, torch.get_num_threads())
+        return out
+
+
+def _argument(layer: EncoderLayerWeights) -> EncoderLayerArgument:
+    argument = EncoderLayerArgument(
+        attention_norm=_norm_argument(layer.attention_norm), feed_forward_norm=_norm_argument(layer.feed_forward_norm)
+    )
+    for name in _LINEARS:
+        weight, bias = getattr(layer, name)
+        setattr(argument, name, ctypes.pointer(weight.argument))
+        setattr(argument, f"{name}_bias", None if bias is None else bias.data_ptr())
+    return argument
+
+
+def _norm_argument(norm: NormWeights) -> NormArgument:
+    return NormArgument(norm.weight.data_ptr(), norm.bias.data_ptr())
+
+
+def _check_layer(
+    layer: EncoderLayerWeights, first: EncoderLayerWeights, shape: EncoderStackShape, dtype: torch.dtype
+) -> None:
+    width, up = shape.num_heads * shape.head_dim, first.up.weight
+    inner = up.out_features if isinstance(up, PackedWeight) else 0
+    for name, in_features, out_features in (
+        ("qkv", shape.hidden_size, 3 * width),
+        ("output", width, shape.hidden_size),
+        ("up", shape.hidden_size, inner),
+        ("down", inner, shape.hidden_size),
+    ):
+        (weight, bias), of_first = getattr(layer, name), getattr(first, name).weight
+        if not isinstance(weight, PackedWeight):
+            raise ValueError(f"the weight of {name} must be packed")
+        check_weight(weight, in_features, dtype)
+        if weight.out_features != out_features or (weight.is_gated and name != "up"):
+            raise ValueError(f"{name} must have {out_features} outputs, got {weight.out_features}")
+        if (weight.format, weight.is_gated) != (of_first.format, of_first.is_gated):
+            raise ValueError(f"the weights of {name} must have one format, got {weight.format} and {of_first.format}")
+        check_vector(f"{name}'s bias", bias, weight.num_rows, dtype)
+    for norm_name in ("attention_norm", "feed_forward_norm"):
+        for kind, vector in getattr(layer, norm_name)._asdict().items():
+            check_vector(f"{norm_name}'s {kind}", vector, shape.hidden_size, dtype)
+
+
+def _check_position_bias(bias: torch.Tensor, num_heads: int) -> None:
+    is_matrix = bias.dim() == 2 and bias.shape[0] == num_heads and bias.shape[1] % 2 == 1
+    if bias.dtype != torch.float32 or not is_matrix or not bias.is_contiguous():
+        raise ValueError(
+            f"position_bias has to be float32 [{num_heads}, 2 x max_distance + 1] in one piece, got"
+            f" {tuple(bias.shape)} of {bias.dtype}"
+        )

@@ -1,0 +1,51 @@
+"""All layers of an encoder as one operation, and its arguments."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+
+from rayinfer_kernels.layer_stack import PackedLinear
+
+
+class NormWeights(NamedTuple):
+    """Scale and shift of a layer norm, [hidden_size] each."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncoderLayerWeights:
+    """One layer: norm(x + attention(x)), then norm(x + down(activation(up(x)))); norms are layer norms."""
+
+    qkv: PackedLinear  # queries, keys and values behind one another
+    output: PackedLinear
+    attention_norm: NormWeights
+    up: PackedLinear  # may be gated
+    down: PackedLinear
+    feed_forward_norm: NormWeights
+
+    @property
+    def linears(self) -> tuple[PackedLinear, ...]:
+        """Return its four linear layers in their order."""
+        return self.qkv, self.output, self.up, self.down
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncoderStackShape:
+    """Shape that all layers share; one `eps` for all norms."""
+
+    hidden_size: int
+    num_heads: int
+    head_dim: int
+    eps: float
+    activation: str  # of the feed-forward: gelu, gelu_tanh, relu or silu
+
+
+class EncoderStack(Protocol):
+    """Layers that run as one operation, with references to their weights."""
+
+    def run(self, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """x [num_tokens, hidden_size] of texts of these lengths, one after the other, -> the same shape."""
