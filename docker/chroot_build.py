@@ -22,13 +22,13 @@ ROOT = Path(__file__).resolve().parents[1]
 DESCRIPTIVE = {"LABEL", "EXPOSE", "VOLUME", "HEALTHCHECK", "ENTRYPOINT", "CMD", "SHELL"}
 # Of this machine's environment, what package managers need to reach their registries.
 PASSED_ON = re.compile(r"(PIP_.*|SSL_CERT_FILE|(https?|no|all)_proxy)", re.IGNORECASE)
-# What the manifests call, as the image's user on a read-only root: no compiler, prebuilt kernels, an engine that answers.
+# What the manifests count on, as the image's user on a read-only root.
 CHECK = """set -eu
 for program in rayinfer ray hf wget grep tini; do command -v $program; done
 if command -v g++ gcc cc; then echo "a compiler is in the image" >&2; exit 1; fi
 if touch /opt/rayinfer/file 2> /dev/null; then echo "the root is not read-only" >&2; exit 1; fi
 bash -lc 'command -v rayinfer'
-python -c "import json; print(len(json.load(open('/opt/rayinfer/sbom.cdx.json'))['components']), 'packages in the SBOM')"
+echo "$(grep -c '"purl"' /opt/rayinfer/sbom.cdx.json) packages in the SBOM"
 rayinfer doctor | grep -E 'kernels|compiler'
 """
 MOUNTS = ("/proc", "/sys", "/dev")
