@@ -42,8 +42,8 @@ VIEWS = ("chat", "tokens", "live", "requests", "docs")
 
 WATCH = """() => {
     window.longTasks = [];
-    new PerformanceObserver((list) => window.longTasks.push(...list.getEntries().map((each) => [each.startTime, each.duration])))
-        .observe({ type: "longtask", buffered: true });
+    const note = (list) => window.longTasks.push(...list.getEntries().map((each) => [each.startTime, each.duration]));
+    new PerformanceObserver(note).observe({ type: "longtask", buffered: true });
     window.frames_ = [];
     const count = (now) => { window.frames_.push(now); requestAnimationFrame(count); };
     requestAnimationFrame(count);
