@@ -20,6 +20,7 @@ from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, MAX_BODY_BYT
 from rayinfer.servers.request_limits import RequestLimits
 from rayinfer.tool_calls.formats import ToolFormatName
 from rayinfer.traces.generation_span import checked_endpoint
+from rayinfer_deployments.engine.rank_placement import ONE_NODE, PlacementStrategy, ranks_per_bundle
 from rayinfer_deployments.router.access_settings import AccessSettings
 from rayinfer_deployments.router.batch_owner_actor import BatchSettings
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits
@@ -55,6 +56,16 @@ class ModelArgs(EngineConfig):
         description="GPUs that Ray sets aside for each process of an engine; with several processes (ranks) 1, or 0 to"
         " compute on the CPU",
     )
+    placement_group_strategy: PlacementStrategy = Field(
+        ONE_NODE,
+        description="nodes of an engine's ranks: one (STRICT_PACK), few (PACK), or one for each stage, or for each rank"
+        " where there are no stages, if possible (SPREAD) or always (STRICT_SPREAD)",
+    )
+    node_labels: list[dict[str, str]] = Field(
+        [],
+        description="Ray labels of an engine's nodes: one mapping for all of them, or one for each stage or rank that"
+        " is placed",
+    )
     drain_timeout_s: float = Field(
         120.0, ge=0, description="seconds for an engine's requests to finish when it is removed"
     )
@@ -88,6 +99,11 @@ class ModelArgs(EngineConfig):
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
+    def ranks_per_bundle(self) -> int:
+        """Return how many of them are placed together."""
+        return ranks_per_bundle(self.placement_group_strategy, self.tensor_parallel_size, self.pipeline_parallel_size)
+
+    @property
     def num_cpus_per_rank(self) -> float:
         """Return the CPUs that Ray reserves for each of them."""
         return round(ENGINE_NUM_CPUS / self.num_ranks, 4) if self.num_cpus is None else self.num_cpus
@@ -116,6 +132,16 @@ class ModelArgs(EngineConfig):
         if self.num_ranks > 1 and self.num_gpus not in (0, 1):
             raise ValueError(
                 f"num_gpus must be 1 for each of the {self.num_ranks} ranks of an engine, or 0, got {self.num_gpus:g}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _labels_match_the_bundles(self) -> Self:
+        num_placed = self.num_ranks // self.ranks_per_bundle
+        if len(self.node_labels) not in (0, 1, num_placed):
+            raise ValueError(
+                f"node_labels must be one mapping, or one for each of the {num_placed} stages or ranks that are placed,"
+                f" got {len(self.node_labels)}"
             )
         return self
 
@@ -221,6 +247,9 @@ class LLMAppArgs(BaseModel):
         description="requests to it with an incomplete head or body",
     )
     num_routers: int = Field(1, ge=1, le=64, description="routers that share the connections, each with its own queue")
+    router_on_every_node: bool = Field(
+        False, description="a router on each node that has router_num_cpus, instead of num_routers of them"
+    )
     router_num_cpus: float = Field(0.1, ge=0, description="CPUs that Ray sets aside for the router's process")
 
     @model_validator(mode="after")
@@ -232,6 +261,11 @@ class LLMAppArgs(BaseModel):
         if self.tls_cert is not None and self.listen_port is None:
             raise ValueError("tls_cert is for the routers' own port: it needs listen_port, which a proxy excludes")
         return self
+
+    @property
+    def fewest_routers(self) -> int:
+        """Return the smallest possible number of routers."""
+        return 1 if self.router_on_every_node else self.num_routers
 
     def access_settings(self) -> AccessSettings:
         """Return the routers' settings of keys, TLS and the access log."""
@@ -298,6 +332,12 @@ class LLMAppArgs(BaseModel):
             raise ValueError(f"every model needs a name of its own, got twice: {', '.join(twice)}")
         if self.with_examples and (taken := sorted(set(names) & set(EXAMPLE_NAMES))):
             raise ValueError(f"with_examples has a model {taken[0]!r} of its own: give yours another name")
+        return self
+
+    @model_validator(mode="after")
+    def _number_of_routers_is_settled_once(self) -> Self:
+        if self.router_on_every_node and self.num_routers != 1:
+            raise ValueError("router_on_every_node and num_routers exclude each other: give one of them")
         return self
 
     @model_validator(mode="after")

@@ -13,7 +13,6 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 from rayinfer.metrics.service_metrics import ServiceMetrics
-from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.models.predictor_kind import PredictorKind, predictor_kind
 from rayinfer.prediction_cache.cached_predictor import CachedPredictor
 from rayinfer.prediction_cache.router_cache import RouterCache
@@ -29,6 +28,7 @@ from rayinfer.traces.trace_store import TraceStore
 from rayinfer_deployments.discovery.load_reports import report_to_replicas
 from rayinfer_deployments.discovery.scale_from_zero import RayTable, write_backlog
 from rayinfer_deployments.discovery.scaling_decisions import ScalingDecisions
+from rayinfer_deployments.model_files.nodes_with_model import resolve_on_cluster
 from rayinfer_deployments.router.engine_reconciler import EngineReconciler
 
 CATCH_UP_S = 3.0  # at a service's start no engine is there yet, and clients should get that error
@@ -82,7 +82,7 @@ class RoutedModels:
 
     async def add(self, model: RouterModel) -> None:
         """Load a model's tokenizer and follow its engines."""
-        folder = await asyncio.to_thread(resolve_model, model.source, progress=False)
+        folder = await asyncio.to_thread(resolve_on_cluster, model.source, with_weights=False)
         kind = predictor_kind(folder)
         tokenizer, chat_template = read_text_files(folder, kind)
         scaling = model.scaling
