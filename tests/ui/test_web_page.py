@@ -200,6 +200,7 @@ def test_hostile_names_are_shown_as_text(visit, fake_models, content):
         assert page.locator(".card h2").first.text_content().startswith(content)
         assert content in page.locator("td").all_text_contents()
         assert page.locator("main img:not(.preview), main script").count() == 0
+        page.close()  # before its service, whose end it would report
 
 
 def test_a_key_is_kept_in_memory_only(visit, service):
