@@ -43,6 +43,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     (folder / "key").write_text(SECRETS["alice"])
     with ray_node(folder) as ray_port, watched_service(folder) as service:
         files = monitoring_files(Objectives())
+        rules = "alerts/rayinfer.rules.yaml"
+        files[rules] = files[rules].replace("interval: 5m", "interval: 1s")  # of error budgets
         files["prometheus.yaml"] = prometheus_config(f"127.0.0.1:{service.port}", str(folder / "key"))
         for path, text in files.items():
             (folder / path).parent.mkdir(exist_ok=True)
