@@ -22,6 +22,15 @@ ROOT = Path(__file__).resolve().parents[1]
 DESCRIPTIVE = {"LABEL", "EXPOSE", "VOLUME", "HEALTHCHECK", "ENTRYPOINT", "CMD", "SHELL"}
 # Of this machine's environment, what package managers need to reach their registries.
 PASSED_ON = re.compile(r"(PIP_.*|SSL_CERT_FILE|(https?|no|all)_proxy)", re.IGNORECASE)
+# What the manifests count on, as the image's user on a read-only root.
+CHECK = """set -eu
+for program in rayinfer ray hf wget grep tini; do command -v $program; done
+if command -v g++ gcc cc; then echo "a compiler is in the image" >&2; exit 1; fi
+if touch /opt/rayinfer/file 2> /dev/null; then echo "the root is not read-only" >&2; exit 1; fi
+bash -lc 'command -v rayinfer'
+echo "$(grep -c '"purl"' /opt/rayinfer/sbom.cdx.json) packages in the SBOM"
+rayinfer doctor | grep -E 'kernels|compiler'
+"""
 MOUNTS = ("/proc", "/sys", "/dev")
 HOST_FILES = ("/etc/resolv.conf", "/etc/ssl/certs")
 
@@ -50,6 +59,7 @@ def main() -> None:
     instructions = list(read_instructions((ROOT / "docker" / "Dockerfile").read_text()))
     stage = build.stage(options.target, instructions)
     print(f"{stage.folder}: {_size_mib(stage.folder):,} MiB", flush=True)
+    build.run(stage, ["/bin/bash", "-c", CHECK], is_read_only=True)
 
 
 def read_instructions(text: str) -> Iterator[tuple[str, str]]:
@@ -138,7 +148,7 @@ class ChrootBuild:
                 to.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(path, to)
 
-    def run(self, stage: Stage, command: list[str]) -> None:
+    def run(self, stage: Stage, command: list[str], *, is_read_only: bool = False) -> None:
         """Run a command in a stage's root file system, as its user, in mount and process namespaces of its own."""
         path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         passed_on = {key: value for key, value in os.environ.items() if PASSED_ON.fullmatch(key)}
@@ -150,6 +160,13 @@ class ChrootBuild:
                 to = Path(f"{stage.folder}{target or source}")
                 (to.mkdir(parents=True, exist_ok=True) if Path(source).is_dir() else to.touch())
                 mounts.append(f"mount --bind {source} {to}")
+        if is_read_only:
+            root, home = str(stage.folder), stage.environment["HOME"]
+            mounts.insert(0, f"mount --bind {root} {root} && mount -o remount,bind,ro {root}")
+            mounts += [
+                f"mount -t tmpfs -o mode=1777 tmpfs {root}/tmp",
+                f"mount -t tmpfs -o mode=1777 tmpfs {root}{home}",
+            ]
         inside = f"cd {shlex.quote(stage.workdir)} && exec {shlex.join(command)}"
         chroot = ["chroot", f"--userspec={stage.user}", str(stage.folder), "/bin/bash", "-c", inside]
         script = " && ".join([*mounts, f"exec {shlex.join(chroot)}"])

@@ -25,6 +25,7 @@ from support.fakes.fake_predictor import IMAGES
 from support.faults.cli_processes import ServeCommand, serving
 from support.tiny_models.tiny_checkpoints import make_tiny_llama, save_tokenizer
 
+TIMEOUT_MS = 15_000
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -150,6 +151,7 @@ def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
 
     def open_page(url: str, **options: Any) -> Visit:
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        context.set_default_timeout(TIMEOUT_MS)
         opened = Visit(context.new_page()).watch()
         visits.append(opened)
         opened.page.goto(url)

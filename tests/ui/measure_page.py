@@ -42,8 +42,8 @@ VIEWS = ("chat", "tokens", "live", "requests", "docs")
 
 WATCH = """() => {
     window.longTasks = [];
-    new PerformanceObserver((list) => window.longTasks.push(...list.getEntries().map((each) => each.duration)))
-        .observe({ type: "longtask", buffered: true });
+    const note = (list) => window.longTasks.push(...list.getEntries().map((each) => [each.startTime, each.duration]));
+    new PerformanceObserver(note).observe({ type: "longtask", buffered: true });
     window.frames_ = [];
     const count = (now) => { window.frames_.push(now); requestAnimationFrame(count); };
     requestAnimationFrame(count);
@@ -123,12 +123,14 @@ def streaming_figures(browser: Any, url: str) -> dict[str, Any]:
     chat.keyboard.press("Enter")
     chat.wait_for_timeout(8000)
     chat.keyboard.press("Escape")
-    found = {
-        f"long_tasks_ms_{name}": [round(task) for task in page.evaluate("() => window.longTasks")]
-        for name, page in (("chat", chat), ("live", live))
-    }
+    found = {f"long_tasks_ms_{name}": long_tasks(page) for name, page in (("chat", chat), ("live", live))}
     context.close()
     return found
+
+
+def long_tasks(page: Any) -> list[str]:
+    """List tasks over 50 ms: when they began after the page's start, and how long they took."""
+    return [f"{duration:.0f} at {start:.0f}" for start, duration in page.evaluate("() => window.longTasks")]
 
 
 def recorded_stream(url: str) -> tuple[float, list[str]]:
@@ -168,7 +170,7 @@ def replay_figures(browser: Any, rate: float, pieces: list[str]) -> dict[str, An
         start = page.evaluate("() => window.frames_.length")
         page.wait_for_timeout(5000)
         times = page.evaluate("() => window.frames_")[start:]
-        tasks = [round(task) for task in page.evaluate("() => window.longTasks")]
+        tasks = long_tasks(page)
         page.locator(".figures", has_text="tokens/s").wait_for()
         shown = page.locator(".figures").first.inner_text()
         context.close()

@@ -8,6 +8,7 @@ import { resultForm, toolCallsElement, addCallDeltas } from "./tools.js";
 
 const SHOWN_CHARS = 100_000; // of one message: layout of a megabyte without spaces takes seconds
 const NEAR_END_PX = 40;
+const END_PX = 1e7; // beyond every answer
 
 function shown(text) { return text.length <= SHOWN_CHARS ? text : text.slice(0, SHOWN_CHARS) + hidden(text); }
 
@@ -29,7 +30,9 @@ export function pane(opened, { onChange = () => {} } = {}) {
         el("div", { class: "settings tools" }, field("Tools (JSON)", tools), field("Tool choice", choice)))),
     images.element, log, figures);
   images.element.hidden = true;
-  let abort = null;
+  let abort = null, isAtEnd = true;
+  // Noted as it is scrolled: to ask in each frame would lay the page out twice.
+  log.addEventListener("scroll", () => { isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_END_PX; }, { passive: true });
   system.addEventListener("change", () => { conversation.system = system.value; onChange(conversation); });
 
   const body = () => {
@@ -94,16 +97,16 @@ export function pane(opened, { onChange = () => {} } = {}) {
     conversation.messages.push(message);
     figures.replaceChildren();
     show();
+    isAtEnd = true;
     const stream = answerElements(log.lastElementChild, message);
     abort = new AbortController();
     const progress = progressOf(figures);
     let frame = 0, failure = "";
     const draw = () => {
       frame = 0;
-      const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_END_PX;
       stream.draw();
       progress.draw();
-      if (isAtEnd) log.scrollTop = log.scrollHeight;
+      if (isAtEnd) log.scrollTop = END_PX;
     };
     try {
       for await (const event of events(await call("v1/chat/completions", { body: request, signal: abort.signal }))) {
@@ -165,7 +168,15 @@ function labelList(labels) {
 // The parts of a message that grow as it comes.
 function answerElements(article, message) {
   const content = article.querySelector(".text");
-  let pending = "", thought = "", thinking = null, calls = null, rest = null;
+  let pending = "", thought = "", thinking = null, calls = null, rest = null, line = null;
+  // Each line is a block of its own: a new token lays out its line again, not all of a long answer.
+  const append = (text) => {
+    for (const part of text.split(/(?<=\n)/)) {
+      if (!line) content.append(line = el("span", { class: "line" }));
+      line.append(part);
+      if (part.endsWith("\n")) line = null;
+    }
+  };
   return {
     take(delta) {
       if (!delta) return false;
@@ -181,7 +192,7 @@ function answerElements(article, message) {
         thinking.lastElementChild.append(thought);
         thought = "";
       }
-      if (pending && message.content.length <= SHOWN_CHARS) content.append(pending);
+      if (pending && message.content.length <= SHOWN_CHARS) append(pending);
       else if (pending) {
         if (!rest) {
           rest = document.createTextNode("");
