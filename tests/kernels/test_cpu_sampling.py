@@ -26,7 +26,7 @@ def masks_of(width: int, lines: list[int]) -> RowMasks:
     words = torch.randint(-(2**31), 2**31, (len(lines), -(-width // 32)))
     words[:, ::3], words[:, 1::4] = 0, -1
     words[:, 0] |= 1
-    return RowMasks(torch.tensor(lines), words.to(torch.int32))
+    return RowMasks(torch.tensor(lines, dtype=torch.int64), words.to(torch.int32))
 
 
 @pytest.mark.parametrize("truncates", [False, True])

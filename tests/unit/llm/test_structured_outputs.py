@@ -114,8 +114,8 @@ def test_preempted_and_slept_answers_are_those_of_an_undisturbed_run(folder, llm
 
 def test_answers_stay_valid_and_equal_under_150_preemptions(folder, llm):
     forms = [PATTERN, {"regex": "([a-d]{4},){9}[a-d]"}, {"grammar": 'start: ("<" /[0-9]{3}/ ">"){12}'}]
-    prompts = [f"the quick brown fox {i}" for i in range(60)]
-    params = [drawn(forms[i % 3], seed=i) for i in range(60)]
+    prompts = [f"the quick brown fox {i}" for i in range(90)]
+    params = [drawn(forms[i % 3], seed=i) for i in range(90)]
     expected = texts(llm.generate(prompts, params, use_tqdm=False))
     with LLM(str(folder), **{**SETTINGS, "num_kv_blocks": 24, "max_num_seqs": 16}) as small:
         assert texts(small.generate(prompts, params, use_tqdm=False)) == expected

@@ -202,7 +202,7 @@ __attribute__((noinline)) void multiply_short_tile(const TileTask& task) {
     const uint8_t* columns = task.panel + Layout::numbers(task.num_groups) + task.output * 4;
     const char* ahead = task.ahead;
     const __m256i low_bits = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
-    alignas(32) SumFloats totals[Rows][kVectors] = {};
+    SumFloats totals[Rows][kVectors] = {};
     if constexpr (kHasOffsets) add_offsets(task, totals);
     for (int64_t group = 0; group < task.num_groups; ++group) {
         __m256i sums[Rows][kVectors];
