@@ -13,7 +13,7 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
 PIP_FLAGS = --disable-pip-version-check $(if $(wildcard $(INSTALLED)),--quiet)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-gpu test-kernels test-faults test-models test-jobs test-optimize test-redis test-clients test-ui test-notebooks test-dashboards test-sanitizer test-wheel check check-k8s check-image image-rootfs wheel format bench clean
+.PHONY: help install serve test test-gpu test-kernels test-faults test-models test-jobs test-optimize test-redis test-clients test-ui test-notebooks test-structured test-dashboards test-cluster test-sanitizer test-wheel check check-k8s check-image image-rootfs wheel format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +74,12 @@ test-ui: $(INSTALLED) ## test the web page in a headless Chromium of this machin
 test-notebooks: $(INSTALLED) ## execute the notebooks, with nbclient, ipykernel and matplotlib beside .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade --target build/notebooks nbclient ipykernel matplotlib
 	@PYTHONPATH=$(CURDIR)/build/notebooks $(BIN)/python -m pytest -m notebooks tests/notebooks $(ARGS)
+
+test-cluster: $(INSTALLED) ## as root: a Ray cluster of three nodes in network namespaces (ARGS="-m cluster": all thirty kills)
+	@exec $(BIN)/python -m pytest -s -m "cluster and not faults" tests/cluster $(ARGS)
+
+test-structured: $(INSTALLED) ## hold answers of the embedded model against sixty schemas, for minutes (ARGS=--write-results: and keep the table)
+	@exec $(BIN)/python -m pytest -m "structured or not structured" tests/structured $(ARGS)
 
 test-dashboards: $(INSTALLED) ## test alerts with promtool, and panels on a service under load (needs prometheus; ARGS="--pictures FOLDER": draws them)
 	@command -v promtool >/dev/null || { echo "Prometheus is missing: apt-get install prometheus" >&2; exit 1; }

@@ -7,6 +7,7 @@ the image (LABEL, EXPOSE, VOLUME, HEALTHCHECK) are checked and kept in image.jso
 """
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -22,6 +23,15 @@ ROOT = Path(__file__).resolve().parents[1]
 DESCRIPTIVE = {"LABEL", "EXPOSE", "VOLUME", "HEALTHCHECK", "ENTRYPOINT", "CMD", "SHELL"}
 # Of this machine's environment, what package managers need to reach their registries.
 PASSED_ON = re.compile(r"(PIP_.*|SSL_CERT_FILE|(https?|no|all)_proxy)", re.IGNORECASE)
+# What the manifests count on, as the image's user on a read-only root.
+CHECK = """set -eu
+for program in rayinfer ray hf wget grep tini; do command -v $program; done
+if command -v g++ gcc cc; then echo "a compiler is in the image" >&2; exit 1; fi
+if touch /opt/rayinfer/file 2> /dev/null; then echo "the root is not read-only" >&2; exit 1; fi
+bash -lc 'command -v rayinfer'
+echo "$(grep -c '"purl"' /opt/rayinfer/sbom.cdx.json) packages in the SBOM"
+rayinfer doctor | grep -E 'kernels|compiler'
+"""
 MOUNTS = ("/proc", "/sys", "/dev")
 HOST_FILES = ("/etc/resolv.conf", "/etc/ssl/certs")
 
@@ -50,6 +60,7 @@ def main() -> None:
     instructions = list(read_instructions((ROOT / "docker" / "Dockerfile").read_text()))
     stage = build.stage(options.target, instructions)
     print(f"{stage.folder}: {_size_mib(stage.folder):,} MiB", flush=True)
+    build.run(stage, ["/bin/bash", "-c", CHECK], is_read_only=True)
 
 
 def read_instructions(text: str) -> Iterator[tuple[str, str]]:
@@ -73,6 +84,12 @@ class ChrootBuild:
             return self._stages[name]
         globals_, own, parent = _stage_instructions(name, instructions)
         folder = self._folder / name
+        digest = self._digest(name, instructions)
+        if (kept := self._kept(name, digest)) is not None:
+            print(f"== stage {name}, as it was built before", flush=True)
+            self._stages[name] = kept
+            return kept
+        (self._folder / f"{name}.json").unlink(missing_ok=True)
         print(f"== stage {name}", flush=True)
         if parent is None:
             stage = Stage(folder)
@@ -91,13 +108,40 @@ class ChrootBuild:
         for instruction, rest in own:
             print(f"   {instruction} {rest[:110]}", flush=True)
             self._run(stage, instruction, rest, defaults, instructions)
-        (self._folder / f"{name}.json").write_text(
-            json.dumps(
-                {"environment": stage.environment, "user": stage.user, "workdir": stage.workdir} | stage.description
-            )
-        )
+        settings = {"digest": digest, "environment": stage.environment, "user": stage.user, "workdir": stage.workdir}
+        (self._folder / f"{name}.json").write_text(json.dumps(settings | stage.description))
         self._stages[name] = stage
         return stage
+
+    def _digest(self, name: str, instructions: list[tuple[str, str]]) -> str:
+        """Hash a stage's instructions and the files that they copy, and those of the stages that it is made from."""
+        _, own, parent = _stage_instructions(name, instructions)
+        digest = hashlib.sha256(json.dumps([own, self._arguments]).encode())
+        if parent is not None:
+            digest.update(self._digest(parent, instructions).encode())
+        for words in (shlex.split(rest) for instruction, rest in own if instruction == "COPY"):
+            if words[0].startswith("--from="):
+                digest.update(self._digest(words[0].removeprefix("--from="), instructions).encode())
+                continue
+            for path in sorted(file for name in words[:-1] for file in _files(ROOT / name)):
+                digest.update(path.read_bytes())
+        return digest.hexdigest()
+
+    def _kept(self, name: str, digest: str) -> Stage | None:
+        try:
+            found = json.loads((self._folder / f"{name}.json").read_text())
+        except OSError:
+            return None
+        if found.get("digest") != digest:
+            return None
+        description = {key: value for key, value in found.items() if key in DESCRIPTIVE}
+        return Stage(
+            self._folder / name,
+            found["environment"],
+            description=description,
+            workdir=found["workdir"],
+            user=found["user"],
+        )
 
     def _run(
         self, stage: Stage, name: str, rest: str, defaults: dict[str, str], instructions: list[tuple[str, str]]
@@ -138,7 +182,7 @@ class ChrootBuild:
                 to.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(path, to)
 
-    def run(self, stage: Stage, command: list[str]) -> None:
+    def run(self, stage: Stage, command: list[str], *, is_read_only: bool = False) -> None:
         """Run a command in a stage's root file system, as its user, in mount and process namespaces of its own."""
         path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         passed_on = {key: value for key, value in os.environ.items() if PASSED_ON.fullmatch(key)}
@@ -150,12 +194,25 @@ class ChrootBuild:
                 to = Path(f"{stage.folder}{target or source}")
                 (to.mkdir(parents=True, exist_ok=True) if Path(source).is_dir() else to.touch())
                 mounts.append(f"mount --bind {source} {to}")
+        if is_read_only:
+            root, home = str(stage.folder), stage.environment["HOME"]
+            mounts.insert(0, f"mount --bind {root} {root} && mount -o remount,bind,ro {root}")
+            mounts += [
+                f"mount -t tmpfs -o mode=1777 tmpfs {root}/tmp",
+                f"mount -t tmpfs -o mode=1777 tmpfs {root}{home}",
+            ]
         inside = f"cd {shlex.quote(stage.workdir)} && exec {shlex.join(command)}"
         chroot = ["chroot", f"--userspec={stage.user}", str(stage.folder), "/bin/bash", "-c", inside]
         script = " && ".join([*mounts, f"exec {shlex.join(chroot)}"])
         done = subprocess.run(["unshare", "--mount", "--fork", "/bin/sh", "-c", script], env=environment, check=False)
         if done.returncode:
             raise SystemExit(f"{shlex.join(command)[:200]} ended with {done.returncode}")
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    return [each for each in path.rglob("*") if each.is_file() and "__pycache__" not in each.parts]
 
 
 def _stage_instructions(

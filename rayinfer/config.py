@@ -143,6 +143,11 @@ class EngineConfig(BaseModel):
     max_image_bytes: int = Field(10 * 2**20, ge=1, le=2**30, description="largest encoded image, in bytes")
     max_image_pixels: int = Field(25_000_000, ge=1, le=10**9, description="largest image, in pixels")
     max_image_side: int = Field(8192, ge=1, le=65_535, description="longest side of an image, in pixels")
+    record_schedule: str | None = Field(
+        None,
+        description="folder that gets a file with the requests, plans and tokens of each engine that generates, prompts"
+        " among them, for `rayinfer replay` (default: none)",
+    )
     seed: int = Field(0, ge=0, lt=2**64, description="seeds the draws of requests without a seed")
     generation_config: str = Field(
         "auto",
@@ -166,6 +171,11 @@ class EngineConfig(BaseModel):
     def _folder_is_absolute(cls, value: str) -> str:
         # An engine's process may have another working folder.
         return value if value in ("auto", "none") else str(Path(value).expanduser().absolute())
+
+    @field_validator("record_schedule")
+    @classmethod
+    def _recordings_are_absolute(cls, value: str | None) -> str | None:
+        return None if value is None else str(Path(value).expanduser().absolute())
 
     @field_validator("override_generation_config")
     @classmethod

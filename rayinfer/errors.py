@@ -87,6 +87,10 @@ class PermissionDenied(RequestError):
     """A request that its key does not permit."""
 
 
+class OperationRefused(RequestError):
+    """An operator's command that the service cannot run as it stands, or that has failed."""
+
+
 class UnsupportedContentType(RequestError):
     """A body that does not call itself JSON, or is encoded in a way that is not read."""
 

@@ -39,6 +39,7 @@ class LivenessLimits:
     stopped_ping_timeout_s: float = 1.75  # of a rank whose process is stopped: as quick as routers are
     ping_timeout_s: float = 30.0  # of any other: Python's lock may be held while weights are read
     first_ping_timeout_s: float = 600.0  # until Ray has started the process
+    node_poll_s: float = 2.0  # between two looks for nodes that are to leave, of engines on several
     root_cause_s: float = 1.0  # for the rank that failed first to report, when another has already missed it
 
     # Ranks of an engine, towards each other

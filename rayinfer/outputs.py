@@ -167,6 +167,7 @@ class EngineStats:
     num_running: int = 0
     num_waiting: int = 0
     kv_blocks_used: int = 0  # blocks with readers; free blocks that still hold a cached prefix are not counted
+    kv_blocks_cached: int = 0  # those: free, with a prefix that can be hit
     kv_blocks_total: int = 0
     kv_offload_blocks_used: int = 0  # of the second pool, kept for preempted requests
     kv_offload_blocks_total: int = 0

@@ -11,8 +11,15 @@ from rayinfer.errors import ConfigError
 
 T = TypeVar("T")
 
+BACKGROUND_PRIORITY = 10  # the lowest: of work that has idle capacity only, as rows of batches
+BACKGROUND_LEVELS = 8640  # further ones that it counts as below the others: with 10 s each a day
 _FEWEST_TENANTS_TO_PRUNE = 1024
 _FEWEST_ENTRIES_TO_COMPACT = 64
+
+
+def is_background(priority: int) -> bool:
+    """Whether work of this priority gets idle capacity only."""
+    return priority >= BACKGROUND_PRIORITY
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +57,8 @@ class _Backlog:
 class PriorityQueue(Generic[T]):
     """A heap by a key that never changes: nothing is sorted again, aged or scanned.
 
-    key = priority x ageing_s + start; equal keys go by deadline, then by order of arrival.
+    key = priority x ageing_s + start; equal keys go by deadline, then by order of arrival. The background priority has
+    BACKGROUND_LEVELS more, so that ageing brings it before another priority after a day only.
     start = max(arrival, virtual time, finish of the tenant's earlier requests of this or a more urgent priority);
     finish = start + cost / (weight x rate). Without costs, start = arrival: first come, first served within each
     priority, and priority p waits at most p x ageing_s longer than priority 0.
@@ -146,7 +154,7 @@ class PriorityQueue(Generic[T]):
             self._prune_tenants(max(arrival, self.virtual_time))
         entry = QueueEntry(
             item=item,
-            key=priority * self._ageing_s + start,
+            key=_level(priority) * self._ageing_s + start,
             priority=priority,
             start=start,
             deadline=math.inf if deadline is None else deadline,
@@ -247,3 +255,8 @@ class PriorityQueue(Generic[T]):
             if tenant in self._backlogs or max(finishes.values()) > now
         }
         self._prune_above = max(_FEWEST_TENANTS_TO_PRUNE, 2 * len(self._tenant_finish))
+
+
+def _level(priority: int) -> int:
+    """Return the levels that a priority counts as."""
+    return priority + BACKGROUND_LEVELS if is_background(priority) else priority

@@ -91,6 +91,7 @@ class ModelDescription:
     bad_token_sequences: tuple[tuple[int, ...], ...] = ()  # never generated, such as padding
     predictor: PredictorDescription | None = None  # of a model that does not generate
     kernels: str = ""  # what computes: a CPU kernel path, triton or torch; empty: unknown
+    device: str = ""  # CPU threads or GPUs of the engine, for operators; empty: unknown
 
     def longest_prompt(self, *, generates: bool = True) -> int:
         """Return the maximum prompt length: `max_model_len`, less one where the answer follows in the same context."""

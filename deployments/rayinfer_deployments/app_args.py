@@ -14,11 +14,13 @@ from rayinfer.errors import ConfigError
 from rayinfer.prediction_cache.cache_settings import DEFAULT_CACHE_BYTES, PredictionCacheSettings, checked_url
 from rayinfer.routing.autoscaling_settings import AutoscalingSettings
 from rayinfer.routing.limits import RouterLimits
+from rayinfer.servers.access.web_origins import is_loopback
 from rayinfer.servers.kserve.example_models import EXAMPLE_NAMES
 from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, MAX_BODY_BYTES
 from rayinfer.servers.request_limits import RequestLimits
 from rayinfer.tool_calls.formats import ToolFormatName
 from rayinfer.traces.generation_span import checked_endpoint
+from rayinfer_deployments.engine.rank_placement import ONE_NODE, PlacementStrategy, ranks_per_bundle
 from rayinfer_deployments.router.access_settings import AccessSettings
 from rayinfer_deployments.router.batch_owner_actor import BatchSettings
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits
@@ -54,6 +56,16 @@ class ModelArgs(EngineConfig):
         description="GPUs that Ray sets aside for each process of an engine; with several processes (ranks) 1, or 0 to"
         " compute on the CPU",
     )
+    placement_group_strategy: PlacementStrategy = Field(
+        ONE_NODE,
+        description="nodes of an engine's ranks: one (STRICT_PACK), few (PACK), or one for each stage, or for each rank"
+        " where there are no stages, if possible (SPREAD) or always (STRICT_SPREAD)",
+    )
+    node_labels: list[dict[str, str]] = Field(
+        [],
+        description="Ray labels of an engine's nodes: one mapping for all of them, or one for each stage or rank that"
+        " is placed",
+    )
     drain_timeout_s: float = Field(
         120.0, ge=0, description="seconds for an engine's requests to finish when it is removed"
     )
@@ -87,6 +99,11 @@ class ModelArgs(EngineConfig):
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
+    def ranks_per_bundle(self) -> int:
+        """Return how many of them are placed together."""
+        return ranks_per_bundle(self.placement_group_strategy, self.tensor_parallel_size, self.pipeline_parallel_size)
+
+    @property
     def num_cpus_per_rank(self) -> float:
         """Return the CPUs that Ray reserves for each of them."""
         return round(ENGINE_NUM_CPUS / self.num_ranks, 4) if self.num_cpus is None else self.num_cpus
@@ -118,6 +135,16 @@ class ModelArgs(EngineConfig):
             )
         return self
 
+    @model_validator(mode="after")
+    def _labels_match_the_bundles(self) -> Self:
+        num_placed = self.num_ranks // self.ranks_per_bundle
+        if len(self.node_labels) not in (0, 1, num_placed):
+            raise ValueError(
+                f"node_labels must be one mapping, or one for each of the {num_placed} stages or ranks that are placed,"
+                f" got {len(self.node_labels)}"
+            )
+        return self
+
     def engine_config(self) -> EngineConfig:
         """Return the engine's settings."""
         return EngineConfig(**{name: getattr(self, name) for name in EngineConfig.model_fields})
@@ -137,13 +164,21 @@ class LLMAppArgs(BaseModel):
     max_body_bytes: int = Field(DEFAULT_MAX_BODY_BYTES, ge=1024, le=MAX_BODY_BYTES, description="largest request body")
     request_timeout_s: float | None = Field(None, gt=0, description="longest time for one request; more ends it")
     enable_engine_control: bool = Field(
-        False, description="paths that pause engines and put them to sleep, for all clients or keys that may"
+        False,
+        description="paths that pause, drain, scale and reload engines: for keys with the scope operate, without keys "
+        "for clients on the same machine",
     )
     trust_tenant_header: bool = Field(
         False, description="take a request's tenant from x-tenant-id; for services behind a gateway that sets it"
     )
     trace_requests: bool = Field(
         True, description="keep the events of each request for ten minutes, for GET /v1/requests/{id}/trace"
+    )
+    trace_prompts: bool = Field(
+        False, description="keep the begin of prompts with the events, for GET /v1/requests of the same tenant"
+    )
+    control_socket: str | None = Field(
+        None, description="socket of the process that runs operators' commands, which `rayinfer serve` sets"
     )
     otlp_traces_endpoint: str | None = Field(
         None, description="URL that gets a span of each generation by OTLP over HTTP; needs rayinfer[otel]"
@@ -177,6 +212,9 @@ class LLMAppArgs(BaseModel):
     price_per_engine_hour: float = Field(0.0, ge=0, description="price by which usage is shown as cost")
     access_log: str | None = Field(None, description="file that gets a line of JSON for each request, without prompts")
     cors_origins: list[str] = Field([], description="origins of web pages that may use the service; * for all")
+    allowed_hosts: list[str] = Field(
+        [], description="names by which browsers may reach a service without keys, beside addresses and localhost"
+    )
     tls_cert: str | None = Field(None, description="certificate of the routers' own port (PEM, with its chain)")
     tls_key: str | None = Field(None, description="key of that certificate (PEM)")
     tls_client_ca: str | None = Field(None, description="authorities of the certificates that clients must have (PEM)")
@@ -209,6 +247,9 @@ class LLMAppArgs(BaseModel):
         description="requests to it with an incomplete head or body",
     )
     num_routers: int = Field(1, ge=1, le=64, description="routers that share the connections, each with its own queue")
+    router_on_every_node: bool = Field(
+        False, description="a router on each node that has router_num_cpus, instead of num_routers of them"
+    )
     router_num_cpus: float = Field(0.1, ge=0, description="CPUs that Ray sets aside for the router's process")
 
     @model_validator(mode="after")
@@ -221,6 +262,11 @@ class LLMAppArgs(BaseModel):
             raise ValueError("tls_cert is for the routers' own port: it needs listen_port, which a proxy excludes")
         return self
 
+    @property
+    def fewest_routers(self) -> int:
+        """Return the smallest possible number of routers."""
+        return 1 if self.router_on_every_node else self.num_routers
+
     def access_settings(self) -> AccessSettings:
         """Return the routers' settings of keys, TLS and the access log."""
         has_tls = self.tls_cert is not None and self.tls_key is not None
@@ -229,6 +275,10 @@ class LLMAppArgs(BaseModel):
             price_per_engine_hour=self.price_per_engine_hour,
             log=self.access_log,
             cors_origins=tuple(self.cors_origins),
+            allowed_hosts=tuple(self.allowed_hosts),
+            is_local=self.listen_port is not None and is_loopback(self.listen_host),
+            trace_prompts=self.trace_prompts,
+            control_socket=self.control_socket,
             tls=HttpTlsFiles(certificate=self.tls_cert or "", key=self.tls_key or "", client_ca=self.tls_client_ca)
             if has_tls
             else None,
@@ -282,6 +332,12 @@ class LLMAppArgs(BaseModel):
             raise ValueError(f"every model needs a name of its own, got twice: {', '.join(twice)}")
         if self.with_examples and (taken := sorted(set(names) & set(EXAMPLE_NAMES))):
             raise ValueError(f"with_examples has a model {taken[0]!r} of its own: give yours another name")
+        return self
+
+    @model_validator(mode="after")
+    def _number_of_routers_is_settled_once(self) -> Self:
+        if self.router_on_every_node and self.num_routers != 1:
+            raise ValueError("router_on_every_node and num_routers exclude each other: give one of them")
         return self
 
     @model_validator(mode="after")

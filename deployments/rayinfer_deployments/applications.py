@@ -15,6 +15,7 @@ from rayinfer.traces.generation_span import check_extra_is_installed
 from rayinfer_deployments.app_args import LLMAppArgs, ModelArgs, with_environment_keys
 from rayinfer_deployments.discovery.addressed_request_router import addressed_routing
 from rayinfer_deployments.discovery.autoscaling_policy import serve_autoscaling
+from rayinfer_deployments.discovery.router_per_node import router_on_every_node
 from rayinfer_deployments.engine.engine_ranks import EngineResources
 from rayinfer_deployments.engine.engine_replica import EngineReplica
 from rayinfer_deployments.router.routed_models import RouterModel, RouterScaling
@@ -62,8 +63,7 @@ def build_app_over(make_engines: MakeEngines, args: LLMAppArgs) -> Application:
         serve.deployment(Router)
         .options(
             name=ROUTER,
-            num_replicas=args.num_routers,
-            max_surge_percent=100,  # the next one serves before the last one leaves
+            **_number_of_routers(args),
             version=_version(_router_settings(args)),
             _internal=True,
             ray_actor_options={"num_cpus": args.router_num_cpus},
@@ -102,13 +102,20 @@ def engine_deployment_name(index: int, model: ModelArgs) -> str:
     return f"engine-{index}-{re.sub(r'[^A-Za-z0-9_.-]', '-', model.served_name)}"
 
 
+def _number_of_routers(args: LLMAppArgs) -> dict[str, Any]:
+    """Return Serve's options for the number of routers."""
+    return (
+        router_on_every_node(args.router_num_cpus) if args.router_on_every_node else {"num_replicas": args.num_routers}
+    )
+
+
 def _listen_address(args: LLMAppArgs, port: int | None) -> ListenAddress | None:
     return None if port is None else ListenAddress(host=args.listen_host, port=port)
 
 
 def _router_settings(args: LLMAppArgs) -> dict[str, Any]:
     """Collect the settings that a router is built from; the others can change while it runs, or are not its own."""
-    settings = args.model_dump(mode="json", exclude={"models", "limits", "num_routers"})
+    settings = args.model_dump(mode="json", exclude={"models", "limits", "num_routers", "router_on_every_node"})
     models = [[model.served_name, model.tokenizer_source, model.drain_timeout_s] for model in args.models]
     # A router keeps the bound of its queue where others allow more engines, rather than give way to another router.
     scaling = [scaling and asdict(replace(scaling, max_replicas=1)) for scaling in map(_router_scaling, args.models)]
@@ -154,7 +161,8 @@ def _engine_deployment(index: int, model: ModelArgs, num_processes: int) -> Appl
             _internal=True,
             ray_actor_options={"num_cpus": REPLICA_NUM_CPUS},
             placement_group_bundles=_bundles(model),
-            placement_group_strategy="STRICT_PACK",
+            placement_group_strategy=model.placement_group_strategy,
+            placement_group_bundle_label_selector=_labels(model),
             max_ongoing_requests=UNLIMITED_ONGOING_REQUESTS,
             health_check_period_s=HEALTH_CHECK_PERIOD_S,
             health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
@@ -167,7 +175,11 @@ def _engine_deployment(index: int, model: ModelArgs, num_processes: int) -> Appl
             model.engine_config(),
             num_processes=num_processes,
             resources=EngineResources(
-                num_ranks=model.num_ranks, num_cpus=model.num_cpus_per_rank, num_gpus=model.num_gpus
+                num_ranks=model.num_ranks,
+                num_cpus=model.num_cpus_per_rank,
+                num_gpus=model.num_gpus,
+                strategy=model.placement_group_strategy,
+                ranks_per_bundle=model.ranks_per_bundle,
             ),
             drain_timeout_s=model.drain_timeout_s,
         )
@@ -175,8 +187,18 @@ def _engine_deployment(index: int, model: ModelArgs, num_processes: int) -> Appl
 
 
 def _bundles(model: ModelArgs) -> list[dict[str, float]]:
-    """Return one bundle per rank; the first also holds the replica, which must start on the node of its actors."""
-    gpus = {"GPU": model.num_gpus} if model.num_gpus else {}
-    first = {"CPU": REPLICA_NUM_CPUS + model.num_cpus_per_rank} | gpus
-    other = {"CPU": max(model.num_cpus_per_rank, LEAST_NUM_CPUS)} | gpus
-    return [first] + [other] * (model.num_ranks - 1)
+    """Return a bundle for each rank, or each stage; the first has the replica too, on the node of its actors."""
+    per_bundle = model.ranks_per_bundle
+    gpus = {"GPU": per_bundle * model.num_gpus} if model.num_gpus else {}
+    cpus = per_bundle * model.num_cpus_per_rank
+    first = {"CPU": REPLICA_NUM_CPUS + cpus} | gpus
+    other = {"CPU": max(cpus, LEAST_NUM_CPUS)} | gpus
+    return [first] + [other] * (model.num_ranks // per_bundle - 1)
+
+
+def _labels(model: ModelArgs) -> list[dict[str, str]] | None:
+    """Return the labels that the node of each bundle must have, None for any node."""
+    if not model.node_labels:
+        return None
+    num_bundles = model.num_ranks // model.ranks_per_bundle
+    return [dict(model.node_labels[index % len(model.node_labels)]) for index in range(num_bundles)]

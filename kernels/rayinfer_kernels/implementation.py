@@ -25,6 +25,16 @@ class SampledRows(NamedTuple):
     is_invalid: torch.Tensor
 
 
+class RowMasks(NamedTuple):
+    """Bit masks of some rows: row lines[i], int64 [num_masks], keeps column c if bit c % 32 of bits[i, c // 32] is set.
+
+    `bits` are int32 [num_masks, at least width / 32]; no line comes twice.
+    """
+
+    lines: torch.Tensor
+    bits: torch.Tensor
+
+
 class Implementation(Protocol):
     """All operations, for the devices and types that an implementation is selected for."""
 
@@ -85,6 +95,7 @@ class Implementation(Protocol):
         min_p: torch.Tensor,
         uniform: torch.Tensor,
         is_greedy: torch.Tensor,
+        masks: RowMasks | None = None,
     ) -> SampledRows:
         """Choose a token for each row."""
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from rayinfer_kernels.block_copy import copy_blocks
 from rayinfer_kernels.encoder_stack import EncoderLayerWeights, EncoderStack, EncoderStackShape, NormWeights
-from rayinfer_kernels.implementation import ArgmaxResult, SampledRows
+from rayinfer_kernels.implementation import ArgmaxResult, RowMasks, SampledRows
 from rayinfer_kernels.int4_blocks import GROUP_SIZE
 from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache, kv_block_bytes
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, PackedLinear, StackShape
@@ -43,6 +43,7 @@ __all__ = [
     "PackedLinear",
     "PackedWeight",
     "QuantizedWeight",
+    "RowMasks",
     "SampledRows",
     "StackShape",
     "WeightFormat",
@@ -201,6 +202,7 @@ def sample_rows(
     min_p: torch.Tensor,
     uniform: torch.Tensor,
     is_greedy: torch.Tensor,
+    masks: RowMasks | None = None,
 ) -> SampledRows:
     """Choose a token for each row of logits [num_rows, vocab_size]; what follows it is [num_rows] each.
 
@@ -209,9 +211,11 @@ def sample_rows(
     `top_p` (1: all), of equals at that border the highest ids; of these, those at least `min_p` times as likely as the
     best. Probabilities are those over `temperature`. Then the first is chosen in the vocabulary's order whose cumulated
     probability exceeds `uniform` times the sum of all. A row is invalid if its best logit is NaN or infinite. `top_k`
-    and `is_greedy` may be of any type of integers, the others of any of floats; sums are float64.
+    and `is_greedy` may be of any type of integers, the others of any of floats; sums are float64. What `masks` forbid
+    counts as a logit of -inf; without them the logits may be of any type of floats.
     """
-    return implementation_for(logits).sample_rows(logits, temperature, top_k, top_p, min_p, uniform, is_greedy)
+    implementation = implementation_for(logits)
+    return implementation.sample_rows(logits, temperature, top_k, top_p, min_p, uniform, is_greedy, masks)
 
 
 def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slot_mapping: torch.Tensor) -> None:

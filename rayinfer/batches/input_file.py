@@ -99,6 +99,9 @@ def _check_body(body: Any) -> InputError | None:
         return InputError("missing_required_parameter", "body must be a JSON object.", param="body")
     if body.get("stream"):
         return InputError("unsupported_parameter", "Requests of a batch cannot stream.", param="body.stream")
+    if body.get("background"):
+        message = "Requests of a batch cannot run in the background: the batch does."
+        return InputError("unsupported_parameter", message, param="body.background")
     return None
 
 

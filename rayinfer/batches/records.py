@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Protocol
 BATCH_ENDPOINTS = (
     "/v1/chat/completions",
     "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
     "/v1/embeddings",
     "/v1/score",
     "/v1/rerank",
@@ -82,6 +84,18 @@ class NewBatch:
     output_expires_after_s: float | None = None
 
 
+class RowUsage(NamedTuple):
+    """Tokens of a row, or of several together."""
+
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt
+    reasoning_tokens: int = 0  # of the output
+
+
+NO_USAGE = RowUsage()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
     """A batch as clients see it."""
@@ -100,8 +114,7 @@ class Batch:
     num_requests: int
     num_completed: int
     num_failed: int
-    prompt_tokens: int
-    output_tokens: int
+    usage: RowUsage
 
     def as_json(self) -> dict[str, Any]:
         """Return OpenAI's object."""
@@ -124,11 +137,11 @@ class Batch:
                 "failed": self.num_failed,
             },
             "usage": {
-                "input_tokens": self.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": 0},
-                "output_tokens": self.output_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": self.prompt_tokens + self.output_tokens,
+                "input_tokens": self.usage.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": self.usage.cached_tokens},
+                "output_tokens": self.usage.output_tokens,
+                "output_tokens_details": {"reasoning_tokens": self.usage.reasoning_tokens},
+                "total_tokens": self.usage.prompt_tokens + self.usage.output_tokens,
             },
             "metadata": None if self.metadata is None else dict(self.metadata),
         }
@@ -174,8 +187,7 @@ class RowResult:
     status: int
     body: bytes  # JSON in one line
     model: str | None = None
-    prompt_tokens: int = 0
-    output_tokens: int = 0
+    usage: RowUsage = NO_USAGE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,16 @@ from typing import Any, NamedTuple
 
 from rayinfer.batches.input_file import InputRow
 from rayinfer.batches.output_files import RowOutcome
-from rayinfer.batches.records import OPEN_STATUSES, Batch, BatchStatus, NewBatch, RowKey, RowResult, StoredFile
+from rayinfer.batches.records import (
+    OPEN_STATUSES,
+    Batch,
+    BatchStatus,
+    NewBatch,
+    RowKey,
+    RowResult,
+    RowUsage,
+    StoredFile,
+)
 from rayinfer.errors import RayinferError
 
 BUSY_S = 5.0
@@ -32,16 +41,20 @@ CREATE INDEX IF NOT EXISTS batches_of_owner ON batches (owner);
 CREATE INDEX IF NOT EXISTS batches_by_status ON batches (status);
 CREATE TABLE IF NOT EXISTS rows (
     batch_id TEXT, line INTEGER, custom_id TEXT, offset INTEGER, num_bytes INTEGER, status INTEGER, request_id TEXT,
-    body BLOB, model TEXT, prompt_tokens INTEGER, output_tokens INTEGER, UNIQUE (batch_id, line)
+    body BLOB, model TEXT, prompt_tokens INTEGER, output_tokens INTEGER, cached_tokens INTEGER,
+    reasoning_tokens INTEGER, UNIQUE (batch_id, line)
 );
 """
+_ADDED_COLUMNS = ("cached_tokens", "reasoning_tokens")  # that the rows of an older database lack
 _FILE_COLUMNS = "id, filename, purpose, num_bytes, created_s, expires_s"
 _COUNTS = """
 SELECT count(*), coalesce(sum(status < 400), 0), coalesce(sum(status >= 400), 0), coalesce(sum(prompt_tokens), 0),
-    coalesce(sum(output_tokens), 0), min(model), max(model) FROM rows WHERE batch_id = ?
+    coalesce(sum(output_tokens), 0), coalesce(sum(cached_tokens), 0), coalesce(sum(reasoning_tokens), 0),
+    min(model), max(model) FROM rows WHERE batch_id = ?
 """
 _RESULT = """
-UPDATE rows SET status = ?, request_id = ?, body = ?, model = ?, prompt_tokens = ?, output_tokens = ?
+UPDATE rows SET status = ?, request_id = ?, body = ?, model = ?, prompt_tokens = ?, output_tokens = ?,
+    cached_tokens = ?, reasoning_tokens = ?
 WHERE batch_id = ? AND line = ? AND status IS NULL
 """
 
@@ -75,6 +88,9 @@ class BatchStore:
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = FULL")
             self._database.executescript(_TABLES)
+            known = {row[1] for row in self._database.execute("PRAGMA table_info(rows)")}
+            for column in (name for name in _ADDED_COLUMNS if name not in known):
+                self._database.execute(f"ALTER TABLE rows ADD COLUMN {column} INTEGER")
         except sqlite3.Error as error:
             raise RayinferError(f"cannot open the batches in {path}: {error}") from None
 
@@ -216,10 +232,7 @@ class BatchStore:
         with self._change() as database:
             database.executemany(
                 _RESULT,
-                [
-                    (row.status, row.request_id, row.body, row.model, row.prompt_tokens, row.output_tokens, *row.key)
-                    for row in results
-                ],
+                [(row.status, row.request_id, row.body, row.model, *row.usage, *row.key) for row in results],
             )
 
     def outcomes(self, batch_id: str) -> Iterator[RowOutcome]:
@@ -264,7 +277,7 @@ class BatchStore:
         endpoint, input_file, window, times_s, metadata, errors, output_file, error_file = columns
         counts = self._read(_COUNTS, (batch_id,))[0]
         has_ended = status in (BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED)
-        num_requests, num_completed, num_failed, prompt_tokens, output_tokens, first_model, last_model = counts
+        num_requests, num_completed, num_failed, *tokens, first_model, last_model = counts
         return Batch(
             id=batch_id,
             status=BatchStatus(status),
@@ -280,8 +293,7 @@ class BatchStore:
             num_requests=num_requests,
             num_completed=num_completed,
             num_failed=num_failed,
-            prompt_tokens=prompt_tokens,
-            output_tokens=output_tokens,
+            usage=RowUsage(*tokens),
         )
 
     def _read(self, query: str, values: Sequence[Any] = ()) -> list[Any]:

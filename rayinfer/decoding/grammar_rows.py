@@ -42,6 +42,7 @@ class GrammarRows:
         self._num_words = -(-vocab_size // 32)
         self._matchers: dict[int, LLMatcher | None] = {}  # None: no token is allowed
         self._unread: list[_Sampled] = []
+        self._bits = np.zeros((0, self._num_words), np.int32)
         self._executor: LLExecutor | None = None
 
     def add_row(self, row: int, spec: StructuredOutputsParams, output: npt.NDArray[np.int64]) -> None:
@@ -63,12 +64,14 @@ class GrammarRows:
         """Forget the grammar of `row`, if it has one."""
         self._matchers.pop(row, None)
 
-    def mask_(self, scores: Tensor, rows: npt.NDArray[np.integer]) -> None:
-        """Set to -inf in place what the rows' grammars forbid in `scores` [len(rows), vocab], float32."""
+    def masks(self, rows: npt.NDArray[np.integer]) -> ops.RowMasks:
+        """Compute the masks of those of `rows` that have a grammar, valid until the next call."""
         self._consume_sampled()
         lines = self._lines(rows)
-        masks = self._masks([self._matchers[int(rows[line])] for line in lines])
-        ops.mask_rows_(scores, copy_to_device(lines, self._device), copy_to_device(masks, self._device))
+        bits = self._filled([self._matchers[int(rows[line])] for line in lines])
+        # On a CPU the masks are read where they were computed.
+        on_device = torch.from_numpy(bits) if self._device.type == "cpu" else copy_to_device(bits, self._device)
+        return ops.RowMasks(copy_to_device(lines, self._device), on_device)
 
     def record(self, rows: npt.NDArray[np.integer], token_ids: Tensor) -> None:
         """Record the tokens just chosen, int64 [len(rows)]."""
@@ -82,22 +85,36 @@ class GrammarRows:
     def _consume_sampled(self) -> None:
         for sampled in self._unread:
             token_ids = sampled.copy.array()[sampled.lines].tolist()
-            for matcher, token_id in zip(sampled.matchers, token_ids, strict=True):
-                if matcher is not None and not matcher.is_error():  # an invalid row has no token
+            pairs = [
+                (matcher, token_id)
+                for matcher, token_id in zip(sampled.matchers, token_ids, strict=True)
+                if matcher is not None and not matcher.is_error()  # an invalid row has no token
+            ]
+            if len(pairs) <= _FEW_ROWS:
+                for matcher, token_id in pairs:
                     matcher.consume_token(token_id)
+            else:
+                self._threads().consume_token_par(pairs)
         self._unread.clear()
 
-    def _masks(self, matchers: Sequence[LLMatcher | None]) -> npt.NDArray[np.int32]:
-        masks = np.zeros((len(matchers), self._num_words), np.int32)
+    def _threads(self) -> LLExecutor:
+        if self._executor is None:
+            self._executor = LLExecutor(num_threads=torch.get_num_threads())
+        return self._executor
+
+    def _filled(self, matchers: Sequence[LLMatcher | None]) -> npt.NDArray[np.int32]:
+        if len(self._bits) < len(matchers):
+            self._bits = np.zeros((len(matchers), self._num_words), np.int32)
+        masks = self._bits[: len(matchers)]
         row_bytes = 4 * self._num_words
         pairs = [(matcher, index) for index, matcher in enumerate(matchers) if matcher is not None]
+        if len(pairs) < len(matchers):
+            masks[[index for index, matcher in enumerate(matchers) if matcher is None]] = 0
         if len(pairs) <= _FEW_ROWS:
             for matcher, index in pairs:
                 matcher.unsafe_compute_mask_ptr(masks[index].ctypes.data, row_bytes)
         else:
-            if self._executor is None:
-                self._executor = LLExecutor(num_threads=torch.get_num_threads())
-            self._executor.unsafe_compute_mask_ptr(pairs, masks.ctypes.data, row_bytes, len(matchers))
+            self._threads().unsafe_compute_mask_ptr(pairs, masks.ctypes.data, row_bytes, len(matchers))
         for matcher, index in pairs:
             if matcher.is_error():
                 _logger.error("a structured output ends early: %.200s", matcher.get_error())

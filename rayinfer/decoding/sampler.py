@@ -184,7 +184,10 @@ class Sampler:
             self._penalties.reserve(slots)
 
         scores = self._adjusted(logits, settings, rows, positions)
-        sampled = self._choose(scores, settings, positions)
+        masks = None
+        if self._grammars is not None and np.count_nonzero(settings["has_grammar"]):
+            masks = self._grammars.masks(rows)
+        sampled = self._choose(scores, settings, positions, masks)
         token_ids, is_invalid = sampled.token_ids, sampled.is_invalid
         scored = np.flatnonzero(settings["num_logprobs"])
         logprobs = self._logprobs(logits, token_ids, settings, scored, rows) if scored.size else None
@@ -194,7 +197,7 @@ class Sampler:
             self._penalties.record(slots, token_ids[lines], ~is_invalid[lines])
         if np.count_nonzero(settings["has_rules"]):
             self._rules.record(rows, token_ids)
-        if self._grammars is not None and np.count_nonzero(settings["has_grammar"]):
+        if self._grammars is not None and masks is not None:
             self._grammars.record(rows, token_ids)
         return Sampled(token_ids, is_invalid, scored, logprobs)
 
@@ -214,11 +217,10 @@ class Sampler:
 
     def _adjusted(self, logits: Tensor, settings: RowSettings, rows: RowNumbers, positions: RowNumbers) -> Tensor:
         has_rules = np.count_nonzero(settings["has_rules"]) > 0
-        has_grammar = np.count_nonzero(settings["has_grammar"]) > 0
         penalized = np.flatnonzero(settings["is_penalized"])
         endless = np.flatnonzero(positions < settings["min_end_position"])
         forced = np.flatnonzero(positions >= settings["last_position"]) if self._has_forced_end else _NO_LINES
-        if not (has_rules or has_grammar or penalized.size or endless.size or forced.size):
+        if not (has_rules or penalized.size or endless.size or forced.size):
             return logits
         scores = self._copied(logits)
         if has_rules:
@@ -235,8 +237,6 @@ class Sampler:
             self._rules.forbid_(scores, rows)
         if endless.size and (end_ids := self._end_ids.gather(rows[endless])) is not None:
             scores[self._on_device(endless)[end_ids.lines], end_ids.columns[0]] = float("-inf")
-        if has_grammar and self._grammars is not None:
-            self._grammars.mask_(scores, rows)
         if forced.size:
             lines = self._on_device(forced)
             scores.index_fill_(0, lines, float("-inf"))
@@ -272,12 +272,18 @@ class Sampler:
             return None
         return self._on_device(np.array([(0,) * (most - len(ids)) + ids for ids in lists], np.int64))
 
-    def _choose(self, scores: Tensor, settings: RowSettings, positions: RowNumbers) -> ops.SampledRows:
+    def _choose(
+        self, scores: Tensor, settings: RowSettings, positions: RowNumbers, masks: ops.RowMasks | None
+    ) -> ops.SampledRows:
         is_typical = (settings["typical_p"] < 1.0) & ~settings["is_greedy"]
         numbers = sampling_tensors(settings, positions, is_typical, self._device)
         uniform = ops.uniform(numbers.seed, numbers.position, numbers.choice)
         truncation = (numbers.temperature, numbers.top_k, numbers.top_p, numbers.min_p)
-        sampled = ops.sample_rows(scores, *truncation, uniform, numbers.is_best_taken)
+        if masks is not None and is_typical.any():  # whose weights are computed below
+            scores = scores.to(torch.float32, copy=True)
+            ops.mask_rows_(scores, *masks)
+            masks = None
+        sampled = ops.sample_rows(scores, *truncation, uniform, numbers.is_best_taken, masks)
         if is_typical.any():
             lines = self._on_device(np.flatnonzero(is_typical))
             theirs = scores.index_select(0, lines)

@@ -13,9 +13,11 @@ import torch
 import rayinfer_kernels
 from rayinfer.config import EngineConfig
 from rayinfer.engine.loop.engine import Engine
+from rayinfer.engine.loop.schedule_recorder import ScheduleRecorder
 from rayinfer.engine.plan.executor import Executor
 from rayinfer.engine.plan.step_plan import Int32Array
 from rayinfer.engine.ranks.rank_coordinates import any_device
+from rayinfer.engine.recording.recorder import FileRecorder
 from rayinfer.engine.scheduling.kv_offload import KVOffload
 from rayinfer.engine.scheduling.request import Request
 from rayinfer.engine.scheduling.request_checks import checked_source
@@ -43,23 +45,25 @@ def build_engine(
     *,
     rendezvous: "RendezvousHost | None" = None,
     group_timeout_s: float | None = None,
+    recorder: ScheduleRecorder | None = None,
 ) -> Engine:
     """Load the model and allocate its KV cache; `folder` is what `resolve_model` returned.
 
     With several ranks, this process is rank 0. The others are its child processes, or with a `rendezvous` those that
     join by `run_rank`, with the same settings. `group_timeout_s` (default: that of `LivenessLimits`) is for child
     processes: a rank that is stopped and sends nothing for so long is lost; one that is not stopped has the default,
-    if that is longer. Raises EngineDead when a rank is lost or fails meanwhile.
+    if that is longer. Raises EngineDead when a rank is lost or fails meanwhile. A `recorder`
+    follows the schedule; with `record_schedule` a file does.
     """
     model = _check_settings(config, folder)
     defaults = default_sampling_params(config, folder)
     if config.num_ranks == 1:
         worker = build_worker(config, folder)
-        return _assemble(model, worker, worker.executor, config.model, defaults)
+        return _assemble(model, worker, worker.executor, config, defaults, recorder)
     # By name: engines of one rank load nothing for several.
     distributed = importlib.import_module("rayinfer.engine.distributed.build_group")
     worker, executor = distributed.build_group(config, folder, rendezvous, group_timeout_s)
-    return _assemble(model, worker, executor, config.model, defaults)
+    return _assemble(model, worker, executor, config, defaults, recorder)
 
 
 class EncoderDecoderEngine(Engine):
@@ -82,7 +86,14 @@ class EncoderDecoderEngine(Engine):
         return super()._checked_request(request_to_decoder, source_token_ids)
 
 
-def _assemble(model: ModelConfig, worker: Worker, executor: Executor, name: str, defaults: Mapping[str, Any]) -> Engine:
+def _assemble(
+    model: ModelConfig,
+    worker: Worker,
+    executor: Executor,
+    given: EngineConfig,
+    defaults: Mapping[str, Any],
+    recorder: ScheduleRecorder | None,
+) -> Engine:
     config, caches_prefixes = worker.config, worker.caches_prefixes
     block_manager = BlockManager(worker.num_blocks, config.block_size, enable_prefix_caching=caches_prefixes)
     offload = None
@@ -102,7 +113,7 @@ def _assemble(model: ModelConfig, worker: Worker, executor: Executor, name: str,
     )
     seq2seq = model.seq2seq
     description = ModelDescription(
-        name=name,
+        name=given.model,
         max_model_len=worker.max_model_len,
         vocab_size=model.vocab_size,
         created=int(time.time()),
@@ -118,6 +129,7 @@ def _assemble(model: ModelConfig, worker: Worker, executor: Executor, name: str,
         default_sampling_params=defaults,
         bad_token_sequences=() if seq2seq is None else seq2seq.bad_token_sequences,
         kernels=_kernels(any_device(), torch_dtype(config.dtype, model)),
+        device=_device(any_device(), config.num_ranks),
     )
     _logger.info("engine for %s: %s", description.name, description.capacity)
     parts: dict[str, Any] = {
@@ -126,9 +138,19 @@ def _assemble(model: ModelConfig, worker: Worker, executor: Executor, name: str,
         "executor": executor,
         "grammars": worker.grammars,
     }
+    if recorder is None and given.record_schedule is not None:
+        recorder = FileRecorder(Path(given.record_schedule), _recorded(given, config, worker.num_blocks))
+    if recorder is not None:
+        parts |= {"recorder": recorder, "clock": recorder.clock}
     if seq2seq is None:
         return Engine(**parts, seed=config.seed)
     return EncoderDecoderEngine(seq2seq=seq2seq, **parts, seed=config.seed)
+
+
+def _recorded(given: EngineConfig, resolved: EngineConfig, num_blocks: int) -> EngineConfig:
+    """Return settings that make the same schedule on any device: those that were given, and the sizes that followed."""
+    sizes = {name: getattr(resolved, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
+    return given.model_copy(update={**sizes, "num_kv_blocks": num_blocks})
 
 
 def _check_settings(config: EngineConfig, folder: Path) -> ModelConfig:
@@ -152,6 +174,15 @@ def _kernels(device: torch.device, dtype: torch.dtype) -> str:
     if not rayinfer_kernels.has_kernels(device, dtype):
         return "torch"
     return rayinfer_kernels.cpu_kernels_status().name if device.type == "cpu" else "triton"
+
+
+def _device(device: torch.device, num_ranks: int) -> str:
+    """Name the CPU threads or GPUs of an engine."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        return name if num_ranks == 1 else f"{num_ranks} x {name}"
+    num_threads = torch.get_num_threads() * num_ranks
+    return f"{num_threads} CPU thread{'' if num_threads == 1 else 's'}"
 
 
 def _check_determinism(device: torch.device, dtype: torch.dtype) -> None:

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -12,7 +13,7 @@ from rayinfer.errors import InvalidParameter
 from rayinfer.grammars.compilation import LowPriorityThread, compile_grammar, grammar_digest
 from rayinfer.grammars.spec import StructuredOutputsParams
 
-MAX_CACHED_GRAMMARS = 64
+MAX_LATEST_GRAMMARS = 64
 
 
 class TokenizerFile(NamedTuple):
@@ -22,8 +23,17 @@ class TokenizerFile(NamedTuple):
     special_tokens: tuple[str, ...]
 
 
+class CompiledGrammar:
+    """A grammar that stays compiled as long as this is referred to."""
+
+    __slots__ = ("__weakref__", "matcher")
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self.matcher = matcher  # at the beginning of an answer: answers have copies
+
+
 class GrammarCompiler:
-    """Compiles grammars and keeps the latest ones; may be used from any thread.
+    """Compiles grammars and keeps the latest ones, and those in use; may be used from any thread.
 
     `read_tokenizer` is called when the first grammar is compiled.
     """
@@ -36,7 +46,8 @@ class GrammarCompiler:
         self._eos_token_ids = list(eos_token_ids)
         self._special_tokens: tuple[str, ...] = ()
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[bytes, LLMatcher] = OrderedDict()
+        self._latest: OrderedDict[bytes, CompiledGrammar] = OrderedDict()
+        self._compiled: WeakValueDictionary[bytes, CompiledGrammar] = WeakValueDictionary()
         self._lock = threading.Lock()
         self._thread = LowPriorityThread("grammars")
 
@@ -45,33 +56,38 @@ class GrammarCompiler:
         with self._lock:
             return grammar_digest(spec) in self._compiled
 
-    def compile(self, spec: StructuredOutputsParams) -> None:
+    def compile(self, spec: StructuredOutputsParams) -> CompiledGrammar:
         """Compile the grammar, if it is not; raises InvalidParameter."""
-        self.matcher(spec)
+        digest = grammar_digest(spec)
+        with self._lock:
+            compiled = self._compiled.get(digest)
+            if compiled is not None:
+                return self._used(digest, compiled)
+            tokenizer = self._loaded_tokenizer()
+        compiled = CompiledGrammar(compile_grammar(spec, tokenizer, self._special_tokens))
+        with self._lock:
+            return self._used(digest, compiled)
 
-    def start(self, spec: StructuredOutputsParams) -> Future[None]:
+    def start(self, spec: StructuredOutputsParams) -> Future[CompiledGrammar]:
         """Compile the grammar in a thread of low priority."""
         return self._thread.submit(lambda: self.compile(spec))
 
     def matcher(self, spec: StructuredOutputsParams) -> LLMatcher:
         """Return a matcher of its own for one answer, compiling the grammar if need be; raises InvalidParameter."""
-        digest = grammar_digest(spec)
+        compiled = self.compile(spec)
         with self._lock:
-            compiled = self._compiled.get(digest)
-            if compiled is not None:
-                self._compiled.move_to_end(digest)
-                return compiled.deep_copy()
-            tokenizer = self._loaded_tokenizer()
-        compiled = compile_grammar(spec, tokenizer, self._special_tokens)
-        with self._lock:
-            self._compiled[digest] = compiled
-            while len(self._compiled) > MAX_CACHED_GRAMMARS:
-                self._compiled.popitem(last=False)
-            return compiled.deep_copy()
+            return compiled.matcher.deep_copy()
 
     def close(self) -> None:
         """Drop what waits to be compiled."""
         self._thread.close()
+
+    def _used(self, digest: bytes, compiled: CompiledGrammar) -> CompiledGrammar:
+        self._compiled[digest] = self._latest[digest] = compiled
+        self._latest.move_to_end(digest)
+        while len(self._latest) > MAX_LATEST_GRAMMARS:
+            self._latest.popitem(last=False)
+        return compiled
 
     def _loaded_tokenizer(self) -> LLTokenizer:
         if self._tokenizer is None:

@@ -6,13 +6,14 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from llguidance import LLMatcher, StructTag
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import any_to_lark, is_lark_syntax
 
 from rayinfer.errors import InvalidParameter, shown
 from rayinfer.grammars.spec import StructuredOutputsParams
 
 # One space, or a new line and its indentation: without a bound, a small model may never leave white space.
 _BOUNDED_WHITESPACE = r"\x20|\r?\n[\x20\x09]{0,20}"
+MAX_GBNF_CHARS = 4096  # its conversion is Python, and takes time by the square of the rules
 _OBJECT = '{"type":"object"}'
 
 
@@ -60,7 +61,9 @@ def _answer_text(spec: StructuredOutputsParams, special_tokens: Collection[str])
         return LLMatcher.grammar_from_regex(spec.regex)
     if spec.choice is not None:
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in spec.choice)
-        return LLMatcher.grammar_from_lark(f"start: {texts}")
+        return LLMatcher.grammar_from_lark(
+            f"start: CHOICE\nCHOICE: {texts}"
+        )  # one lexeme: as rules, a thousand are too many
     if spec.grammar is not None:
         return LLMatcher.grammar_from_lark(_as_lark(spec.grammar))
     assert isinstance(spec.structural_tag, str)
@@ -74,6 +77,12 @@ def json_options(*, is_compact: bool) -> Any:
 
 
 def _as_lark(grammar: str) -> str:
+    if not is_lark_syntax(grammar) and len(grammar) > MAX_GBNF_CHARS:
+        raise InvalidParameter(
+            f"structured_outputs.grammar in GBNF must have at most {MAX_GBNF_CHARS} characters, got {len(grammar)};"
+            " in Lark's form it may have more",
+            "structured_outputs",
+        )
     try:
         return any_to_lark(grammar)
     except Exception as error:  # the converter's errors have no class of their own

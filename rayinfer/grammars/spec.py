@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from rayinfer.errors import InvalidParameter, shown
 
 MAX_GRAMMAR_CHARS = 2**16
@@ -90,8 +92,12 @@ def _tags(values: object) -> tuple[str, str]:
 def _check_text(field: str, text: object) -> None:
     if not isinstance(text, str) or not text:
         raise _invalid(field, f"must be a non-empty string, got {shown(text)}")
-    if len(text) > MAX_GRAMMAR_CHARS:
-        raise _invalid(field, f"must have at most {MAX_GRAMMAR_CHARS} characters, got {len(text)}")
+    _check_length(field, len(text))
+
+
+def _check_length(field: str, num_chars: int) -> None:
+    if num_chars > MAX_GRAMMAR_CHARS:
+        raise _invalid(field, f"must have at most {MAX_GRAMMAR_CHARS} characters, got {num_chars}")
 
 
 def _json_text(field: str, value: object) -> str:
@@ -100,6 +106,8 @@ def _json_text(field: str, value: object) -> str:
             _check_text(field, value)
             parsed = json.loads(value)
         else:
+            # Of a megabyte json.dumps would make nothing else of this process run for tens of milliseconds.
+            _check_length(field, len(msgspec.json.encode(value).decode()))
             parsed, value = value, json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         if isinstance(error, InvalidParameter):

@@ -5,21 +5,22 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rayinfer.config import DEFAULT_MODEL, EngineConfig, engine_config
 from rayinfer.errors import ConfigError, shown
+from rayinfer.jobs.batch_lines import BatchLineRecords
 from rayinfer.jobs.events import EventBus
 from rayinfer.jobs.inference import Inference, InferenceConfigurator
 from rayinfer.jobs.loop.progress_display import ProgressDisplay
 from rayinfer.jobs.parameters import JobParameters, Mesh, job_parameters
 from rayinfer.jobs.progress.folder import ProgressFolder, job_digest
 from rayinfer.jobs.progress.lease import acquire_lease
-from rayinfer.jobs.providers import JobContext, JobData, ModelProvider, TaskProvider
-from rayinfer.jobs.sinks.formats import SinkFormat, open_sink
+from rayinfer.jobs.providers import ColumnRecords, JobContext, JobData, ModelProvider, RecordMaker, TaskProvider
+from rayinfer.jobs.sinks.formats import SinkFormat, open_sink, sink_format
 from rayinfer.jobs.sources.formats import SourceFormat, open_source
 from rayinfer.jobs.tasks.engine_model import EngineProvider
 from rayinfer.jobs.tasks.generation_task import GenerationTaskProvider
@@ -33,6 +34,7 @@ from rayinfer.predictions import PredictionTask
 OUTPUT_SETTINGS = ("dtype", "quantization", "kv_cache_dtype", "load_format", "max_model_len")
 DEFAULT_MAX_TOKENS = 128
 ACTORS = "rayinfer.jobs.workers.actor_task"
+OutputShape = Literal["columns", "openai"]
 
 
 class BatchJob(BaseModel):
@@ -46,6 +48,7 @@ class BatchJob(BaseModel):
     workers: int = Field(default=1, ge=1, le=1024)
     input_format: SourceFormat | None = None
     output_format: SinkFormat | None = None
+    output_shape: OutputShape | None = None  # openai by default where the input's format is
     split: str | None = None  # of a data set
     id_column: str | None = None
     prompt_column: str | None = None
@@ -111,8 +114,6 @@ def configure_batch_job(
     tasks = _task_provider(job)
     models: ModelProvider = EngineProvider(config)
     if job.workers > 1:
-        if parameters.profiling is not None:
-            raise ConfigError("profiling traces this process: leave it out, or take 1 worker")
         actors = importlib.import_module(ACTORS)  # it needs Ray
         tasks, models = actors.ActorTaskProvider(tasks), actors.ActorModelProvider(tasks, models)
     mesh = Mesh(
@@ -144,6 +145,7 @@ class FileData:
     def __call__(self, context: JobContext) -> JobData:
         """Open source, progress and sink."""
         job = self.job
+        records = _records(job)
         progress = ProgressFolder(job.progress_location)
         source = open_source(
             job.input, format=job.input_format, id_column=job.id_column, split=job.split, scan_store=progress
@@ -164,7 +166,7 @@ class FileData:
             progress=progress,
             job_digest=job_digest(settings),
             lease=lease,
-            keeps_columns=job.keep_columns,
+            records=records,
             goes_on_after_change=job.force_config,
         )
 
@@ -182,8 +184,24 @@ class FileData:
                     *("dimensions", "truncate", "keep_columns", "output_format"),
                 )
             },
+            "output_shape": _output_shape(job),
             "base_seed": self.parameters.base_seed,
         }
+
+
+def _output_shape(job: BatchJob) -> OutputShape:
+    return job.output_shape or ("openai" if job.input_format == "openai" else "columns")
+
+
+def _records(job: BatchJob) -> RecordMaker:
+    """Return the maker of the output's rows; raises ConfigError where the output cannot hold them."""
+    if _output_shape(job) == "columns":
+        return ColumnRecords(job.keep_columns)
+    if job.input_format != "openai":
+        raise ConfigError("output_shape openai is for the input_format openai")
+    if (found := sink_format(job.output, job.output_format)) != "jsonl":
+        raise ConfigError(f"output_shape openai is written as JSON lines, not {found}; take output_shape columns")
+    return BatchLineRecords(job.model)
 
 
 def _task_provider(job: BatchJob) -> TaskProvider:

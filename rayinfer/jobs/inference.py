@@ -214,6 +214,7 @@ class Inference:
             "errors": counts.errors,
             "prompt_tokens": counts.prompt_tokens,
             "output_tokens": counts.output_tokens,
+            "id_column": data.records.id_column,
             "output": output,
         }
         data.progress.commit(summary)

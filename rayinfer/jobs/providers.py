@@ -121,6 +121,43 @@ class ModelProvider(Protocol):
         """Allocate the model and read this worker's part of the weights; returns it ready to run."""
 
 
+class RecordMaker(Protocol):
+    """Maker of what is written for a row."""
+
+    @property
+    def id_column(self) -> str:
+        """Column with the rows' ids."""
+
+    def __call__(self, row: Row, output: RowOutput, output_columns: tuple[str, ...]) -> dict[str, Any]:
+        """Return a row's columns in their order; the task's are null in error rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnRecords:
+    """RecordMaker of the input's columns, then `id`, the task's columns and `error`.
+
+    A column of the input with the name of one of these is kept as `input_NAME`.
+    """
+
+    keeps_columns: bool = True  # the input's
+
+    @property
+    def id_column(self) -> str:
+        """Column with the rows' ids."""
+        return "id"
+
+    def __call__(self, row: Row, output: RowOutput, output_columns: tuple[str, ...]) -> dict[str, Any]:
+        """Return a row's columns in their order; the task's are null in error rows."""
+        own = {"id": row.id, **dict.fromkeys(output_columns), **output.columns, "error": output.error}
+        if not self.keeps_columns:
+            return own
+        kept = {(f"input_{name}" if name in own else name): value for name, value in row.data.items() if name != "id"}
+        return {**kept, **own}
+
+
+ALL_COLUMNS = ColumnRecords()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobData:
     """Rows of a job, where its outputs go, and its progress."""
@@ -130,7 +167,7 @@ class JobData:
     progress: ProgressStore
     job_digest: str  # of all that outputs depend on
     lease: JobLease | None = None
-    keeps_columns: bool = True  # outputs have the input's columns
+    records: RecordMaker = ALL_COLUMNS
     goes_on_after_change: bool = False  # from progress of another configuration
 
 

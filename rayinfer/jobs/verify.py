@@ -11,6 +11,7 @@ from rayinfer.jobs.sinks.reading import output_ids, wrong_digests
 
 MAX_PROBLEMS = 20
 DESCRIPTION = "output"  # key of the commit record under which the sink's description stands
+ID_COLUMN = "id_column"  # likewise, of the output
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +35,7 @@ def verify_job(source: RowSource, output: str | Path, progress: ProgressFolder) 
     problems: list[str] = []
     try:
         problems += wrong_digests(output, summary.get(DESCRIPTION) or {})
-        counted = _Counted(output_ids(output))
+        counted = _Counted(output_ids(output, summary.get(ID_COLUMN, "id")))
         problems += _wrong_ids((row.id for row in source.rows()), counted)
     except JobError as error:
         return Verification(num_rows=0, problems=[*problems, str(error)])

@@ -40,6 +40,7 @@ class BlockManager:
         self._readers = array("i", bytes(4 * num_blocks))
         self._free = FreeList(num_blocks)
         self._stored = StoredBlocks(num_blocks, block_size)
+        self.num_cached = 0  # free blocks that can be hit
 
     @property
     def num_free(self) -> int:
@@ -56,6 +57,8 @@ class BlockManager:
         if count > len(self._free):
             raise OutOfBlocks(f"{count} blocks requested, {len(self._free)} of {self.num_blocks} free")
         blocks = self._free.take_first(count)
+        if self.num_cached:
+            self.num_cached -= sum(map(self._stored.is_holder, blocks))
         self._stored.forget(blocks)
         for block in blocks:
             self._readers[block] = 1
@@ -75,6 +78,7 @@ class BlockManager:
                 if not self._stored.is_holder(block):
                     raise RuntimeError(f"block {block} is pinned but holds nothing: it was evicted in between")
                 self._free.remove(block)
+                self.num_cached -= 1
             self._readers[block] += 1
 
     def free(self, blocks: Sequence[int]) -> None:
@@ -118,6 +122,7 @@ class BlockManager:
         for displaced in self._stored.add(blocks, block_hashes, parents=parents, token_ids=token_ids, salts=salts):
             if not self._readers[displaced]:
                 self._stored.forget([displaced])
+                self.num_cached -= 1
                 self._free.remove(displaced)
                 self._free.add_first(displaced)
 
@@ -127,7 +132,9 @@ class BlockManager:
         A duplicate is hit once its equal is gone: `blocks` must include duplicates.
         """
         holders = [holder for block_hash in block_hashes if (holder := self._stored.holder_of(block_hash)) is not None]
-        self._stored.forget([*holders, *blocks])
+        forgotten = {*holders, *blocks}
+        self.num_cached -= sum(not self._readers[block] and self._stored.is_holder(block) for block in forgotten)
+        self._stored.forget(forgotten)
         for block in holders:
             if not self._readers[block]:
                 self._free.remove(block)
@@ -144,11 +151,13 @@ class BlockManager:
     def reset_prefix_cache(self) -> None:
         """Forget the content of all free blocks; this one operation takes time in proportion to the stored blocks."""
         self._stored.forget([block for block in self._stored.holders() if not self._readers[block]])
+        self.num_cached = 0
 
     def _release(self, block: int) -> None:
         holder = self._stored.resolve_holder(block)
         if holder == block:
             self._free.add_last(block)
+            self.num_cached += 1
             return
         self._stored.forget([block])
         self._free.add_first(block)

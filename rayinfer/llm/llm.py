@@ -4,6 +4,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,6 +13,7 @@ from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rayinfer.config import DEFAULT_MODEL, engine_config
 from rayinfer.engine.build import build_engine
 from rayinfer.errors import EngineDead, InvalidParameter, RequestError
+from rayinfer.grammars.spec import StructuredOutputsParams
 from rayinfer.llm.arguments import Message, Prompt, as_prompts, check_request, checked_token_ids, spread
 from rayinfer.llm.request_state import RequestState, StepOutput
 from rayinfer.models.checkpoints.sources import resolve_model
@@ -51,18 +53,21 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: int | Sequence[int] = 0,
+        structured: StructuredOutputsParams | None = None,
         trace: bool = False,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Generate outputs of prompts, texts or token ids, in the order of the prompts.
 
-        With `trace` each has the events of its request. Raises RequestError (a ValueError) naming the first prompt
-        that cannot be served; then none is.
+        All are held to the form `structured`, if it is given. With `trace` each has the events of its request. Raises
+        RequestError (a ValueError) naming the first prompt that cannot be served; then none is.
         """
         self.engine.check_running("generate")  # or it would never return
         texts = as_prompts(prompts)
         default = self.get_default_sampling_params() if sampling_params is None else sampling_params
         params = spread(default, len(texts), SamplingParams, "sampling_params")
+        if structured is not None:
+            params = [replace(each, structured_outputs=structured) for each in params]
         priorities = spread(priority, len(texts), int, "priority")
         request_ids: list[str] = []
         try:
@@ -82,6 +87,7 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        structured: StructuredOutputsParams | None = None,
         trace: bool = False,
         use_tqdm: bool = True,
         **template_arguments: Any,
@@ -89,7 +95,7 @@ class LLM:
         """Generate the reply to one conversation or several; `template_arguments` are passed to the chat template."""
         conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
         prompts = [self.chat_prompt(conversation, **template_arguments) for conversation in conversations]  # type: ignore[arg-type]
-        return self.generate(prompts, sampling_params, trace=trace, use_tqdm=use_tqdm)
+        return self.generate(prompts, sampling_params, structured=structured, trace=trace, use_tqdm=use_tqdm)
 
     def chat_prompt(self, messages: Sequence[Message], **template_arguments: Any) -> list[int]:
         """Return the token ids of a conversation by the model's chat template."""

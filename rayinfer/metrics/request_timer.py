@@ -27,6 +27,7 @@ class ModelCounts:
     cached_prompt_tokens: int = 0
     generation_tokens: int = 0
     num_queued: int = 0
+    queued_by: dict[tuple[str, int], int] = field(default_factory=dict)  # the same by tenant and priority
     migrations: int = 0
     engines_lost: int = 0
     rejected: dict[str, int] = field(default_factory=dict)  # by reason

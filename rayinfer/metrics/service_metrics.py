@@ -63,6 +63,10 @@ class ServiceMetrics:
         """Set the number of requests in the dispatch queue."""
         self._counts(model).num_queued = num_queued
 
+    def queued_by(self, model: str) -> dict[tuple[str, int], int]:
+        """Return a model's queued requests by tenant and priority, which the queue itself counts there."""
+        return self._counts(model).queued_by
+
     def prediction_cache_counts(self) -> PredictionCacheCounts:
         """Return the counts of the cache of predictions; services without one have no such metrics."""
         if (counts := self._snapshot.prediction_cache) is None:

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from rayinfer.errors import ConfigError, EngineDead, InvalidParameter, QueueFull
 from rayinfer.predictors.arrival_statistics import ArrivalStatistics
 from rayinfer.predictors.cost_model import CostModel
-from rayinfer.priority_queue import PriorityQueue, QueueEntry
+from rayinfer.priority_queue import PriorityQueue, QueueEntry, is_background
 
 T = TypeVar("T")
 
@@ -54,7 +54,8 @@ class DynamicBatcher(Generic[T]):
 
     An item leaves once: by `take_batch`, `cancel`, `take_overdue` or `close`. Items of one priority leave in the order
     of their arrival; where batches are padded, those of similar length leave together, and the oldest is always among
-    them, so an item waits for no more batches than there were items before it. All times are of one clock.
+    them, so an item waits for no more batches than there were items before it. Background items leave without others,
+    so that these wait for no more of them than a running batch. All times are of one clock.
     """
 
     def __init__(self, costs: CostModel, settings: BatchingSettings, clock: Callable[[], float]) -> None:
@@ -183,6 +184,8 @@ class DynamicBatcher(Generic[T]):
         while (entry := self._queue.peek()) is not None:
             cost += entry.item.cost
             if chosen and (cost > budget or len(chosen) == self._settings.max_items):
+                break
+            if chosen and is_background(entry.priority) != is_background(chosen[0].priority):
                 break
             self._queue.serve(entry)
             chosen.append(entry)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 from rayinfer.engine.loop.engine_state import LifeCycle
 from rayinfer.engine.loop.step_failures import may_be_one_requests_fault
@@ -87,7 +88,7 @@ class PredictorEngine:
         else:
             self._enqueue(added)
 
-    def start_compiling(self, request: GenerationRequest) -> Future[None] | None:
+    def start_compiling(self, request: GenerationRequest) -> Future[Any] | None:
         """Return None: predictions need nothing compiled."""
         return None
 

@@ -54,6 +54,7 @@ class ScalingPolicy:
         self._enough: deque[tuple[float, int]] = deque()  # falling maxima of how many would have been enough, by time
         self._learned: float | None = None  # requests that an engine ran when it could not take more
         self._learned_at = 0.0
+        self.reason = ""  # of the latest decision that changed the number
 
     def decide(self, now_s: float, target: int, load: ModelLoad) -> int:
         """Decide how many engines there should be, where `target` are wanted at present; `now_s` is of any clock."""
@@ -62,6 +63,7 @@ class ScalingPolicy:
             return self._settings.bounded(target)
         if load.num_engines == 0:
             self._reset()
+            self.reason = f"{load.first_tokens.num_waiting} requests wait where there is no engine"
             return self._settings.bounded(max(target, self._needed_to_start(load.first_tokens)))
         if load.is_complete:  # engines without reports may be busy
             self._note(now_s, target, load)
@@ -72,11 +74,27 @@ class ScalingPolicy:
             if now_s - self._too_few_since < self._settings.upscale_delay_s:
                 return self._settings.bounded(target)
             self._too_few_since = None
+            self.reason = self._why_more(load)
             return wanted
         self._too_few_since = None
         if not load.is_complete or load.num_engines < target:
             return self._settings.bounded(target)
-        return self._settings.bounded(min(target, self._recently_enough(now_s, target)))
+        enough = self._settings.bounded(min(target, self._recently_enough(now_s, target)))
+        if enough < target:
+            held_s = self._settings.downscale_delay_s if target > 1 else self._settings.idle_timeout_s
+            self.reason = f"{enough} would have held the load of the last {held_s:g} s"
+        return enough
+
+    def _why_more(self, load: ModelLoad) -> str:
+        settings, waiting = self._settings, load.first_tokens
+        if self._misses_objective(load):
+            late = f"{load.late_share:.0%} of first tokens came after {settings.ttft_objective_s:g} s"
+            return f"{late}, {1 - settings.attainment:.0%} may"
+        by_tokens = waiting.waiting_tokens / settings.target_waiting_tokens if waiting.num_waiting > 1 else 0.0
+        if by_tokens >= self._engines_in_use(load) / settings.target_usage:
+            return f"{waiting.waiting_tokens} prompt tokens wait, {settings.target_waiting_tokens} an engine may"
+        usage = self._engines_in_use(load) / load.num_engines
+        return f"engines are {usage:.0%} full, {settings.target_usage:.0%} is the target"
 
     def _note(self, now_s: float, target: int, load: ModelLoad) -> None:
         if self._reports_since is None:

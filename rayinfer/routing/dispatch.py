@@ -87,6 +87,7 @@ class Dispatcher:
             limits,
             engine_wait_s=engine_wait_s,
             on_change=partial(metrics.set_num_queued, model_name),
+            queued_by=metrics.queued_by(model_name),
             clock=clock,
         )
         self.engine_set_control = EngineSetControl(model_name, self.engines)

@@ -69,11 +69,13 @@ class DispatchQueue:
         *,
         engine_wait_s: float,
         on_change: Callable[[int], None] = lambda _: None,
+        queued_by: dict[tuple[str, int], int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engines = engines
         self._engine_wait_s = engine_wait_s
         self._on_change = on_change
+        self._queued_by = {} if queued_by is None else queued_by  # how many, by tenant and priority
         self._queue: PriorityQueue[QueuedRequest] = PriorityQueue()
         self._groups: PrefixGroups[QueuedRequest] = PrefixGroups()
         self._service_rate = _ServiceRate(clock)
@@ -148,6 +150,8 @@ class DispatchQueue:
         )
         request.has_waited = True
         self._arrivals[request] = asyncio.get_running_loop().time()
+        kind = (request.tenant, request.cost.priority)
+        self._queued_by[kind] = self._queued_by.get(kind, 0) + 1
         self._set_engine_timer(self._arrivals[request] + self._engine_wait_s)
         if self._limits.group_by_prefix:
             self._groups.add(request, request.block_hashes)
@@ -204,6 +208,11 @@ class DispatchQueue:
         self._queue.remove(request.entry)  # unless it has been served
         request.entry = None
         del self._arrivals[request]
+        kind = (request.tenant, request.cost.priority)
+        if (left := self._queued_by[kind] - 1) > 0:
+            self._queued_by[kind] = left
+        else:
+            del self._queued_by[kind]
         self._groups.remove(request)
         self._on_change(len(self._queue))
 

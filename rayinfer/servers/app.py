@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from http import HTTPStatus
 from importlib.metadata import version as installed_version
 from typing import Any
@@ -25,10 +26,10 @@ from rayinfer.metrics.service_metrics import CONTENT_TYPE, ServiceMetrics
 from rayinfer.servers.access.access_log import AccessLog
 from rayinfer.servers.access.middleware import AccessMiddleware
 from rayinfer.servers.access.usage import add_usage_routes
+from rayinfer.servers.access.web_origins import ANY_NAME, OriginCheck, OriginPolicy
 from rayinfer.servers.anthropic.endpoints import AnthropicEndpoints
 from rayinfer.servers.anthropic.routes import MESSAGES, add_anthropic_routes
 from rayinfer.servers.caller import recognized_caller, trust_tenant_header
-from rayinfer.servers.engine_control import add_engine_control_routes
 from rayinfer.servers.error_formats import error_format_of
 from rayinfer.servers.error_responses import error_response, json_response, refusal_reason, status_response
 from rayinfer.servers.generation.service import GenerationService
@@ -53,6 +54,8 @@ from rayinfer.servers.openapi import (
     remove_validation_errors,
     responses,
 )
+from rayinfer.servers.operators.engine_control import add_engine_control_routes
+from rayinfer.servers.operators.operations import NO_OPERATIONS, Operations, add_operation_routes
 from rayinfer.servers.pooling.routes import POOLING_PATHS, add_pooling_routes
 from rayinfer.servers.prediction.body_limits import BodyLimits
 from rayinfer.servers.prediction.image_classification import IMAGE_PATH, add_image_routes
@@ -66,7 +69,7 @@ from rayinfer.servers.shared_paths import SharedEndpoints, add_info_routes, add_
 from rayinfer.servers.tei.routes import TEI_PATHS, add_tei_routes
 from rayinfer.servers.tgi.endpoints import TgiEndpoints
 from rayinfer.servers.tgi.routes import TGI_GENERATION_PATHS, add_tgi_routes
-from rayinfer.servers.traces import add_trace_routes
+from rayinfer.servers.traces.endpoints import add_trace_routes
 from rayinfer.servers.web.live import LiveSamples, add_live_route
 from rayinfer.servers.web.pages import add_web_routes
 from rayinfer.traces.trace_store import TraceStore
@@ -101,13 +104,14 @@ def build_app(
     access: AccessControl | None = None,
     access_log: AccessLog | None = None,
     price_per_engine_hour: float = 0.0,
-    cors_origins: Sequence[str] = (),
+    origins: OriginPolicy = ANY_NAME,
     other_metrics: OtherMetrics | None = None,
     request_limits: RequestLimits = DEFAULT_REQUEST_LIMITS,
     trusts_request_chat_template: bool = False,
     kserve: InferenceService | None = None,
     batches: BatchServices | None = None,
     response_store: ResponseStore | None = None,
+    operations: Operations = NO_OPERATIONS,
 ) -> FastAPI:
     """Build the application over `models`, a mapping that may be filled and change while it serves.
 
@@ -117,14 +121,13 @@ def build_app(
     through a gateway that sets it; with `trusts_request_chat_template`, they may send programs, which templates are,
     for the service to run. A `kserve` that is shared with gRPC has a generation service of its own, which takes the
     place of one over `models`, and may have tensor models. With `access`, all but `open_paths.py` needs a key.
-    `response_store` has responses; they are in memory without one. Web pages of `cors_origins` may use the service.
+    `response_store` has responses; they are in memory without one. `origins` has the web pages that may use the
+    service. `operations` are there with `enable_engine_control`; the live view shows their decisions in any case.
     """
     app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False, **NO_PAGES)
     trust_tenant_header(app, trusts_tenant_header)
     app.add_middleware(LoadShedding, models=models, metrics=metrics, paths=_SHED_PATHS)
-    if access is not None or access_log is not None:
-        app.add_middleware(AccessMiddleware, access=access, metrics=metrics, log=access_log)
-    _allow_web_pages(app, cors_origins)
+    _add_access(app, metrics, access, access_log, origins)
     if kserve is None:
         service = GenerationService(models, request_timeout_s, traces, request_limits, access)
         kserve = InferenceService(service, ModelRepository(models))
@@ -139,20 +142,40 @@ def build_app(
     _add_error_handlers(app, metrics)
     _add_protocols(app, kserve, body_limits, trusts_request_chat_template=trusts_request_chat_template)
     _add_service_routes(app, models, metrics, other_metrics)
+    samples = LiveSamples(models, metrics, other_metrics, operations.scaling_decisions)
+    _add_operations(app, models, samples, operations if enable_engine_control else None)
     add_server_info_routes(app, kserve.generation)
-    add_trace_routes(app, traces)
+    add_trace_routes(app, traces, models)
     _add_stored(app, kserve.generation, batches, response_store)
     if access is not None:
         add_usage_routes(app, access, price_per_engine_hour)
-    if enable_engine_control:
-        add_engine_control_routes(app, models)
     _complete_document(app)
     return app
 
 
-def _allow_web_pages(app: FastAPI, origins: Sequence[str]) -> None:
-    if origins:
-        app.add_middleware(CORSMiddleware, allow_origins=list(origins), **CORS_OPTIONS)
+def _add_access(
+    app: FastAPI,
+    metrics: ServiceMetrics,
+    access: AccessControl | None,
+    log: AccessLog | None,
+    origins: OriginPolicy,
+) -> None:
+    """Check keys, and behind which web page a request was made."""
+    if access is not None or log is not None:
+        app.add_middleware(AccessMiddleware, access=access, metrics=metrics, log=log)
+    if origins.cors_origins:
+        app.add_middleware(CORSMiddleware, allow_origins=list(origins.cors_origins), **CORS_OPTIONS)
+    app.add_middleware(OriginCheck, policy=replace(origins, has_keys=access is not None), metrics=metrics)
+
+
+def _add_operations(
+    app: FastAPI, models: Mapping[str, ServedModel], samples: LiveSamples, operations: Operations | None
+) -> None:
+    """Add the live view, and the paths of operators where there are operations."""
+    add_live_route(app, models, samples, has_operations=operations is not None)
+    if operations is not None:
+        add_engine_control_routes(app, models)
+        add_operation_routes(app, models, operations.operator)
 
 
 def _add_stored(
@@ -262,7 +285,6 @@ def _add_service_routes(
                 include_in_schema=alias == path,
             )
             app.add_api_route(alias, endpoint, methods=["HEAD"], response_class=Response, include_in_schema=False)
-    add_live_route(app, models, LiveSamples(models, metrics, other_metrics))
     add_web_routes(app)
 
 

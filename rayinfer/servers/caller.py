@@ -29,13 +29,20 @@ class RequestContext:
     record: RequestRecord | None = None  # where an access log is kept
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     server: tuple[str, int | None] | None = None  # address and port that the request came to
+    priority: int | None = None  # of a row of a batch, in place of the request's own
+
+    @property
+    def is_batch_row(self) -> bool:
+        """Whether it is a row of a batch."""
+        return self.priority is not None
 
 
 def request_context(request: Request) -> RequestContext:
     """Return the context of an HTTP request; raises InvalidParameter for a malformed tenant name."""
     record = getattr(request.state, "record", None)
     server = request.scope.get("server")
-    return RequestContext(request.state.identity, caller_of(request), record, request.headers, server)
+    priority = getattr(request.state, "priority", None)
+    return RequestContext(request.state.identity, caller_of(request), record, request.headers, server, priority)
 
 
 def trust_tenant_header(app: FastAPI, is_trusted: bool) -> None:

@@ -5,12 +5,15 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from rayinfer.errors import InvalidParameter
 from rayinfer.grammars.grammar_text import json_options, lark_literal
 from rayinfer.tool_calls.formats import FORMATS, CallSyntax, ToolFormat
 from rayinfer.tool_calls.tools import Tool, ToolChoice
 
 MAX_CALLS = 32  # of one constrained answer
+MAX_SCHEMA_BYTES = 2**18  # of a tool, descriptions included, which the grammar leaves out
 _ANNOTATIONS = ("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly")
 _SCHEMAS = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 _SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -123,6 +126,12 @@ class _Writer:
 
 
 def _arguments(tool: Tool) -> str:
+    num_bytes = len(msgspec.json.encode(tool.parameters))
+    if num_bytes > MAX_SCHEMA_BYTES:  # before anything slow is done with them
+        raise InvalidParameter(
+            f"tools: the parameters of {tool.name!r} must have at most {MAX_SCHEMA_BYTES} bytes, got {num_bytes}",
+            "tools",
+        )
     schema = arguments_schema(tool.parameters)
     if "$ref" not in schema and schema.get("type", "object") != "object":
         raise InvalidParameter(f"tools: the parameters of {tool.name!r} must be an object", "tools")

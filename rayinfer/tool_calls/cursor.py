@@ -94,7 +94,7 @@ class Cursor:
                 self.position = at
                 return self.text[start:at]
             if self.is_final or at >= 0 or len(self.text) - start > limit + max(map(len, markers)):
-                self.position = len(self.text)
+                self.position = min(len(self.text), start + limit)  # however much more has come by now
                 raise NotACall
             yield
 

@@ -4,6 +4,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from rayinfer.outputs import FinishReason, TraceEvent
 from rayinfer.traces.request_trace import RequestTrace
@@ -12,6 +13,7 @@ KEEP_S = 600.0
 MAX_REQUESTS = 10_000
 MAX_SIZE = 100_000  # events and prompts of all requests together, a few hundred bytes each
 MAX_SAME_NAME = 16
+MAX_PROMPT_TOKENS = 512  # of a prompt that is kept
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -23,6 +25,7 @@ class StoredTrace:
     model: str
     tenant: str  # "" for none; other tenants do not find the trace
     prompts: Mapping[str, int]  # numbers of the prompts by their internal ids
+    prompt_token_ids: Sequence[int] = ()  # the first ones of the first prompt, where the store keeps them
     trace: RequestTrace = field(default_factory=RequestTrace)
     running: set[tuple[int, int]] = field(default_factory=set)  # prompt and choice
     latest_event: float = 0.0
@@ -42,11 +45,13 @@ class TraceStore:
         keep_s: float = KEEP_S,
         max_requests: int = MAX_REQUESTS,
         max_size: int = MAX_SIZE,
+        keeps_prompts: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._keep_s = keep_s
         self._max_requests = max_requests
         self._max_size = max_size
+        self._keeps_prompts = keeps_prompts
         self._clock = clock
         self._size = 0
         self._by_age: OrderedDict[StoredTrace, None] = OrderedDict()  # by their latest events
@@ -62,10 +67,13 @@ class TraceStore:
         request_ids: Sequence[str],
         received_s: float,
         tenant: str = "",
+        prompt_token_ids: Sequence[int] = (),
     ) -> None:
         """Begin the trace of a client request, which has one internal request for each prompt."""
         prompts = {request_id: prompt for prompt, request_id in enumerate(request_ids)}
         stored = StoredTrace(name=name, response_id=response_id, model=model, tenant=tenant, prompts=prompts)
+        if self._keeps_prompts:
+            stored.prompt_token_ids = tuple(prompt_token_ids[:MAX_PROMPT_TOKENS])
         same_name = self._by_name.setdefault((tenant, name), [])
         same_name.append(stored)
         self._by_request_id.update(dict.fromkeys(prompts, stored))
@@ -116,6 +124,12 @@ class TraceStore:
         ]
         return [*self._by_name.get((tenant, name), ()), *by_response_id][::-1]
 
+    def recent(self, tenant: str | None, limit: int) -> list[StoredTrace]:
+        """Return the requests of a tenant, or with None of all, that changed last; the latest first."""
+        self._forget_old()
+        own = (stored for stored in reversed(self._by_age) if tenant is None or stored.tenant == tenant)
+        return list(islice(own, limit))
+
     def find_of_all_tenants(self, name: str) -> list[StoredTrace]:
         """Find the requests of all tenants by the id of the response or by name; looks through all names."""
         return [stored for tenant in {tenant for tenant, _ in self._by_name} for stored in self.find(name, tenant)]
@@ -129,7 +143,8 @@ class TraceStore:
         return None
 
     def _note_change(self, stored: StoredTrace) -> None:
-        size = len(stored.trace) + len(stored.prompts)  # a rejected request of a thousand prompts has one event
+        # A rejected request of a thousand prompts has one event; ten tokens take about as much as one.
+        size = len(stored.trace) + len(stored.prompts) + len(stored.prompt_token_ids) // 10
         self._size += size - stored.counted_size
         stored.counted_size = size
         stored.latest_event = self._clock()

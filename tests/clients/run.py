@@ -2,7 +2,7 @@
 
     python tests/clients/run.py [CLIENT ...]
 
-Environments are made once, below `.clients/`. With all clients the table in README.md is written anew.
+Environments are made once, below `.clients/`. Their rows of the table in README.md are written anew.
 """
 
 import argparse
@@ -187,19 +187,21 @@ def running(name: str | None) -> Iterator[dict[str, str]]:
 
 
 def write_table(outcomes: Sequence[Outcome]) -> None:
-    """Write the table of README.md anew."""
-    rows = ["| client | versions | checks | failed | seconds |", "|---|---|---|---|---|"]
-    for outcome in outcomes:
-        versions = ", ".join(outcome.client.requirements)
-        failed = "; ".join(line.removeprefix("FAILED ") for line in outcome.failures) or "none"
-        rows.append(f"| {outcome.client.name} | {versions} | {outcome.num_passed} | {failed} | {outcome.seconds:.0f} |")
+    """Write the rows of these clients anew in README.md, in the order of CLIENTS; other rows stay."""
+    readme = HERE / "README.md"
+    before, _, table = readme.read_text().partition(TABLE_BEGINS)
+    rows = {line.split("|")[1].strip(): line for line in table.splitlines() if line.startswith("| ")}
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     ).stdout.strip()
-    readme = HERE / "README.md"
-    before = readme.read_text().partition(TABLE_BEGINS)[0]
-    where = f"Python {platform.python_version()}, commit {commit}, `{MODEL}` on a CPU."
-    readme.write_text(f"{before}{TABLE_BEGINS}\n" + "\n".join(rows) + f"\n\n{where}\n")
+    for outcome in outcomes:
+        failed = "; ".join(line.removeprefix("FAILED ") for line in outcome.failures) or "none"
+        cells = (outcome.client.name, ", ".join(outcome.client.requirements), outcome.num_passed, failed)
+        rows[outcome.client.name] = f"| {' | '.join(map(str, cells))} | {outcome.seconds:.0f} | {commit} |"
+    lines = ["| client | versions | checks | failed | seconds | commit |", "|---|---|---|---|---|---|"]
+    lines += [rows[client.name] for client in CLIENTS if client.name in rows]
+    where = f"Python {platform.python_version()}, `{MODEL}` on a CPU."
+    readme.write_text(f"{before}{TABLE_BEGINS}\n" + "\n".join(lines) + f"\n\n{where}\n")
 
 
 def main() -> int:
@@ -224,8 +226,7 @@ def main() -> int:
             outcome.client.name, str(outcome.num_passed), "\n".join(outcome.failures), f"{outcome.seconds:.0f}"
         )
     console.print(table)
-    if not wanted:
-        write_table(outcomes)
+    write_table(outcomes)
     return int(any(outcome.failures for outcome in outcomes))
 
 

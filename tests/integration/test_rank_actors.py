@@ -45,15 +45,25 @@ def test_rank_actors_answer_like_one_rank(name, size, owner, numbers, tmp_path):
     assert_alike(got, answers_of(folder))
 
 
-# From before its constructor has returned, over the imports and the meeting, to the weights and the first step.
+@pytest.fixture(scope="module")
+def start_s(owner, numbers, tmp_path_factory):
+    config = _two_ranks(tmp_path_factory.mktemp("undisturbed"))
+    return ray.get(owner.start_seconds.remote(config, next(numbers)), timeout=2 * WITHIN_S)
+
+
+# From before its constructor has returned, over the imports and the rendezvous, to the weights and the first step.
 @pytest.mark.faults
-@pytest.mark.parametrize("after_s", [0.0, 0.5, 1.5, 3.0, 4.5])
-def test_a_rank_actor_that_is_stopped_while_its_engine_starts_is_soon_named(after_s, owner, numbers, tmp_path):
-    folder = MAKERS["llama"](tmp_path)
-    for file_name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / file_name).write_text("{}", encoding="utf-8")
-    config = config_of(folder, tensor_parallel_size=2)
+@pytest.mark.parametrize("share", [0.0, 0.15, 0.4, 0.6, 0.8])
+def test_a_rank_actor_that_is_stopped_while_its_engine_starts_is_soon_named(share, start_s, owner, numbers, tmp_path):
+    config, after_s = _two_ranks(tmp_path), share * start_s
     said, seconds = ray.get(owner.seconds_until_named.remote(config, next(numbers), after_s), timeout=2 * WITHIN_S)
-    print(f"stopped after {after_s} s, named after {seconds:.1f} s: {said}")
+    print(f"stopped {after_s:.1f} s into a start of {start_s:.1f} s, named after {seconds:.1f} s: {said}")
     assert "rank 1 of engine" in said
     assert seconds < NAMED_WITHIN_S
+
+
+def _two_ranks(folder):
+    folder = MAKERS["llama"](folder)
+    for file_name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / file_name).write_text("{}", encoding="utf-8")
+    return config_of(folder, tensor_parallel_size=2)

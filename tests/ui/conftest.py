@@ -4,20 +4,28 @@
 """
 
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from rayinfer.access.api_key import Scope
+from rayinfer.access.key_file import KeyFile
+from rayinfer.outputs import CompletionOutput, RequestOutput
+from rayinfer.predictions import PredictionOutput
+from rayinfer.protocols import GenerationRequest, ModelDescription
 from rayinfer.servers.served_model import ServedModel
 from rayinfer.tokenization.chat_template import ChatTemplate
 from rayinfer.tokenization.tokenizer import Tokenizer
 from support.fakes.fake_generator import FakeGenerator
-from support.faults.cli_processes import serving
+from support.fakes.fake_predictor import IMAGES
+from support.faults.cli_processes import ServeCommand, serving
 from support.tiny_models.tiny_checkpoints import make_tiny_llama, save_tokenizer
 
+TIMEOUT_MS = 15_000
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -27,6 +35,7 @@ class Visit:
 
     page: Any
     complaints: list[str] = field(default_factory=list)
+    expected: tuple[str, ...] = ()  # parts of complaints that a test causes itself
 
     def watch(self) -> "Visit":
         """Collect errors and warnings."""
@@ -34,21 +43,56 @@ class Visit:
         self.page.on("console", self._note)
         return self
 
+    def unexpected(self) -> list[str]:
+        """Return the complaints that the test has not caused."""
+        return [each for each in self.complaints if not any(part in each for part in self.expected)]
+
     def _note(self, message: Any) -> None:
         if message.type in ("error", "warning"):
             self.complaints.append(message.text)
 
 
+@dataclass(frozen=True)
+class KeyedService:
+    """A service with keys, by their scopes."""
+
+    url: str
+    infer: str
+    operate: str
+
+
 @pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Serve a random model that may run for thousands of tokens; yields its address."""
-    folder = tmp_path_factory.mktemp("service")
-    model = make_tiny_llama(folder / "tiny", max_position_embeddings=8192)
-    with serving(
-        model, "--num-kv-blocks", 600, "--num-threads", 1, "--name", "tiny", cache=folder / "cache"
-    ) as command:
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a random model that may run for thousands of tokens."""
+    return make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny", max_position_embeddings=8192)
+
+
+@pytest.fixture(scope="session")
+def serve_command(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[ServeCommand]:
+    """Serve the model with two engines that operators may control."""
+    options = ("--num-kv-blocks", 600, "--num-threads", 1, "--replicas", 2, "--enable-engine-control")
+    with serving(tiny_model, *options, "--name", "tiny", cache=tmp_path_factory.mktemp("cache")) as command:
         command.wait_for_line("ready: tiny")
-        yield command.url
+        yield command
+
+
+@pytest.fixture
+def service(serve_command: ServeCommand) -> str:
+    """Return the service's address."""
+    return serve_command.url
+
+
+@pytest.fixture(scope="module")
+def keyed_service(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[KeyedService]:
+    """Serve the model with keys."""
+    folder = tmp_path_factory.mktemp("keys")
+    keys = KeyFile(folder / "api-keys.jsonl")
+    infer = keys.create("alice", scopes=(Scope.INFER,))
+    operate = keys.create("olga", scopes=(Scope.INFER, Scope.OPERATE))
+    options = ("--num-kv-blocks", 600, "--num-threads", 1, "--enable-engine-control", "--api-keys", keys.path)
+    with serving(tiny_model, *options, "--name", "tiny", cache=folder / "cache") as command:
+        command.wait_for_line("ready: tiny")
+        yield KeyedService(command.url, infer, operate)
 
 
 @pytest.fixture
@@ -59,6 +103,32 @@ def fake_models(tmp_path: Path) -> dict[str, ServedModel]:
     generator = FakeGenerator(max_model_len=100_000)
     model = ServedModel(name="fake", generator=generator, tokenizer=tokenizer, chat_template=template, created=0)
     return {"fake": model}
+
+
+class FakeImageClassifier(FakeGenerator):
+    """Predictor of images that finds the same labels in each."""
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[RequestOutput]:
+        """Yield the numbers of two labels."""
+        numbers = np.array([2.0, 0.5], "<f4")
+        completion = CompletionOutput(index=0, text="", token_ids=[], finish_reason="stop")
+        yield RequestOutput(
+            request_id=request.request_id,
+            prompt_token_ids=[],
+            outputs=[completion],
+            finished=True,
+            prediction=PredictionOutput(shape=numbers.shape, data=numbers.tobytes()),
+        )
+
+    def describe(self) -> ModelDescription:
+        """Describe a classifier of two labels."""
+        return replace(super().describe(), predictor=IMAGES)
+
+
+@pytest.fixture
+def image_models(fake_models: dict[str, ServedModel]) -> dict[str, ServedModel]:
+    """A model of images whose answers are given."""
+    return {"images": replace(fake_models["fake"], name="images", generator=FakeImageClassifier())}
 
 
 @pytest.fixture(scope="session")
@@ -81,6 +151,7 @@ def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
 
     def open_page(url: str, **options: Any) -> Visit:
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        context.set_default_timeout(TIMEOUT_MS)
         opened = Visit(context.new_page()).watch()
         visits.append(opened)
         opened.page.goto(url)
@@ -89,4 +160,4 @@ def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
     yield open_page
     for each in visits:
         each.page.context.close()
-        assert each.complaints == []
+        assert each.unexpected() == []

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayinfer.errors import ConfigError
-from rayinfer.priority_queue import PriorityQueue
+from rayinfer.priority_queue import BACKGROUND_PRIORITY, PriorityQueue
 from support.kernels.memory_use import held_bytes
 
 
@@ -378,3 +378,11 @@ def test_it_behaves_like_a_list_that_is_sorted_each_time(actions):
         assert len(queue) == len(model.waiting)
         assert (queue.peek().item if queue.peek() else None) == min(model.waiting, default=None)
     assert drain(queue) == sorted(model.waiting)
+
+
+def test_the_background_priority_comes_after_others_for_a_day():
+    queue = PriorityQueue(ageing_s=10.0)
+    queue.push("background", priority=BACKGROUND_PRIORITY, arrival=0.0)
+    queue.push("an hour later", priority=BACKGROUND_PRIORITY - 1, arrival=3600.0)
+    queue.push("two days later", priority=0, arrival=2 * 86400.0)
+    assert drain(queue) == ["an hour later", "background", "two days later"]

@@ -18,11 +18,13 @@ from rayinfer_deployments.cli import (
     keys,
     optimize,
     plan,
+    replay,
     serve,
     usage,
 )
 from rayinfer_deployments.cli.control import canary, engine_control, limits, ps, scale, status
 from rayinfer_deployments.cli.doctor import doctor
+from rayinfer_deployments.cli.top import command as top
 
 OPERATION = "Operate running services"
 
@@ -37,10 +39,11 @@ def build_application() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     application.callback()(_root)
-    for command in (serve.serve, generate.generate, chat.chat, optimize.optimize, ps.ps, doctor.doctor):
+    for command in (serve.serve, generate.generate, chat.chat, optimize.optimize, replay.replay, ps.ps, doctor.doctor):
         application.command()(command)
     for command in (
         status.status,
+        top.top,
         limits.limits,
         canary.canary,
         scale.scale,

@@ -63,8 +63,9 @@ def run(
     address: Annotated[
         str | None, typer.Option(help="Ray cluster for several workers: HOST:PORT or auto (default: a Ray of its own)")
     ] = None,
-    input_format: Annotated[str | None, typer.Option(help="jsonl, openai, csv, tsv, text, parquet or arrow")] = None,
+    input_format: Annotated[str | None, typer.Option(help="jsonl, openai, csv, text, parquet, arrow, images")] = None,
     output_format: Annotated[str | None, typer.Option(help="jsonl, parquet or sqlite")] = None,
+    output_shape: Annotated[str | None, typer.Option(help="columns, or openai as its batches (default: input)")] = None,
     split: Annotated[str | None, typer.Option(help="part of a data set's folder")] = None,
     id_column: Annotated[str | None, typer.Option(help="column of the rows' ids")] = None,
     prompt_column: Annotated[str | None, typer.Option(help="column of the prompts")] = None,
@@ -132,7 +133,7 @@ def verify(
 
 _SAME_NAMES = frozenset(
     {
-        *("model", "workers", "input_format", "output_format", "split", "id_column", "prompt_column"),
+        *("model", "workers", "input_format", "output_format", "output_shape", "split", "id_column", "prompt_column"),
         *("prompt_template", "chat", "system", "task", "top_k_labels", "dimensions", "keep_columns", "progress"),
         "force_config",
     }

@@ -14,6 +14,7 @@ from rayinfer.errors import RayinferError
 from rayinfer_deployments.cli.failures import in_one_line, one_line
 from rayinfer_deployments.cli.options.config_options import with_engine_options
 from rayinfer_deployments.cli.options.sampling_options import with_sampling_options
+from rayinfer_deployments.cli.plain_text import plain_text
 
 LEAVE = {"/exit", "/quit"}
 FORGET = "/new"
@@ -150,6 +151,7 @@ def _show(pieces: Iterator[str], console: Console) -> str:
     reply = ""
     for piece in pieces:
         reply += piece
-        console.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
+        shown = plain_text(piece) if console.is_terminal else piece
+        console.print(shown, end="", markup=False, highlight=False, soft_wrap=True)
     console.print()
     return reply

@@ -58,6 +58,7 @@ def plan(
         from rayinfer.planning.comparison import compare_with_engine, comparison_table
 
         settings: dict[str, Any] = {"dtype": dtype, "quantization": quantization, "kv_cache_dtype": kv_cache_dtype}
+        settings["allow_inaccurate_quantization"] = True  # times are compared, not answers
         settings |= {"num_threads": threads} if gpu == CPU else {"tensor_parallel_size": tensor_parallel_size}
         times = compare_with_engine(made, model, settings, lambda text: typer.echo(text, err=True))
     if as_json:

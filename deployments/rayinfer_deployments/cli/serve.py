@@ -70,7 +70,8 @@ EngineControl = Annotated[
     bool,
     typer.Option(
         "--enable-engine-control",
-        help="HTTP paths that pause engines and put them to sleep, for all clients or keys that may",
+        help="HTTP paths, and the web page's buttons, that pause, drain, scale and reload engines: for keys with the "
+        "scope operate, or without keys for clients on this machine",
     ),
 ]
 PerAddress = Annotated[int, typer.Option(min=1, help="connections from one address")]

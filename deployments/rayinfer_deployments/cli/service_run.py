@@ -118,6 +118,7 @@ def _prepare(service: Service, folders: Mapping[str, Path]) -> Prepared:
     with no_collection():
         from rayinfer_deployments.app_args import llm_app_args
         from rayinfer_deployments.applications import build_llm_app
+        from rayinfer_deployments.cluster.service_record import control_socket_path
 
     for folder in folders.values():
         check_folder(folder)
@@ -125,6 +126,7 @@ def _prepare(service: Service, folders: Mapping[str, Path]) -> Prepared:
     listen: dict[str, Any] = {"listen_host": service.host, "grpc_port": service.grpc_port}
     if listens_itself:
         listen["listen_port"] = service.port
+    listen["control_socket"] = str(control_socket_path(service.port))
     models = [
         {"name": name, "model": str(folder), **service.model_settings, **service.settings}
         for name, folder in folders.items()
@@ -226,8 +228,8 @@ def _wait_for_all_routers(service: Service, cluster: "Cluster") -> None:
 
 
 def _are_routers_ready(service: Service, num_routers: int) -> bool:
+    from rayinfer_deployments.cluster.control_client import ask
     from rayinfer_deployments.cluster.service_record import control_socket_path
-    from rayinfer_deployments.operations.control_socket import ask
 
     routers = ask(control_socket_path(service.port), "status", timeout_s=ALL_ROUTERS_S)["routers"]
     return len(routers) >= num_routers and all(model["ready"] for router in routers for model in router["models"])
@@ -272,8 +274,8 @@ def _described(service: Service, url: str) -> list[str]:
     """Query the engines' sizes and defaults, unless no router reports soon, and end with an example of a request."""
     from rayinfer.errors import RayinferError
     from rayinfer_deployments.cli.start_lines import capacity_lines, default_lines, example_command
+    from rayinfer_deployments.cluster.control_client import ask
     from rayinfer_deployments.cluster.service_record import control_socket_path
-    from rayinfer_deployments.operations.control_socket import ask
 
     first, has_keys = next(iter(service.models)), bool(service.options.get("api_keys"))
     lines: list[str] = []

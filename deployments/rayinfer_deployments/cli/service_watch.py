@@ -33,7 +33,7 @@ def watch(service: "Service", cluster: "Cluster", application: str, console: Con
 
 def end_open_requests(control_socket: Path, grace_s: float, console: Console) -> None:
     """Refuse new requests, let open ones end within the grace period, and end the others with an error."""
-    from rayinfer_deployments.operations.control_socket import ask
+    from rayinfer_deployments.cluster.control_client import ask
 
     try:
         if not _wait_for_requests(control_socket, grace_s, console):
@@ -50,7 +50,7 @@ def end_open_requests(control_socket: Path, grace_s: float, console: Console) ->
 
 def _wait_for_requests(control_socket: Path, grace_s: float, console: Console) -> int:
     """Return how many requests are open at the end of the wait."""
-    from rayinfer_deployments.operations.control_socket import ask
+    from rayinfer_deployments.cluster.control_client import ask
 
     num_open = ask(control_socket, "stop_admitting", timeout_s=ANSWER_S)
     if num_open and grace_s:

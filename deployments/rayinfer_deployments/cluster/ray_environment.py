@@ -7,6 +7,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+import psutil
+
 from rayinfer_deployments.cluster.ray_token import default_token_path
 
 
@@ -163,6 +165,17 @@ def show_only_gpus(ids: Sequence[str]) -> None:
     but shows all GPUs to one that has asked for none.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ids)
+
+
+def use_interface_of(address: str) -> None:
+    """Have NCCL use the network interface of one of this node's addresses, unless the environment names another.
+
+    NCCL itself would take the first that it finds. Call it before CUDA is used.
+    """
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == address for each in addresses):
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # this very name, no prefix of others
+            return
 
 
 def lacks_token() -> bool:

@@ -3,6 +3,7 @@
 Serve pickles this module by value for its controller, so it keeps no state of its own.
 """
 
+import time
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -14,6 +15,7 @@ from rayinfer.routing.autoscaling_policy import ModelLoad, ScalingPolicy
 from rayinfer.routing.autoscaling_settings import AutoscalingSettings
 from rayinfer.routing.first_tokens import NOTHING, FirstTokenCounts
 from rayinfer_deployments.discovery.scale_from_zero import Backlogs, RayTable
+from rayinfer_deployments.discovery.scaling_decisions import ScalingDecision, ScalingDecisions
 
 REPORT_INTERVAL_S = 1.0  # between two reports of an engine's replica
 LOOK_BACK_S = 2.0  # of which Serve keeps the reports; the last one counts
@@ -31,13 +33,19 @@ class EngineMetricsPolicy:
     def __init__(self, **settings: Any) -> None:
         self._policy = ScalingPolicy(AutoscalingSettings(**settings))
         self._backlogs = Backlogs(RayTable())
+        self._decisions = ScalingDecisions(RayTable())
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
         """Return the number of engines that there should be."""
         reports, num_engines = latest_reports(context), context.current_num_replicas
         backlog = NOTHING if num_engines else self._backlog(context)
         load = load_of(reports, num_engines, backlog)
-        return self._policy.decide(context.current_time, context.target_num_replicas, load), {}
+        before = context.target_num_replicas
+        wanted = self._policy.decide(context.current_time, before, load)
+        if wanted != before:
+            decision = ScalingDecision(time_s=time.time(), before=before, after=wanted, reason=self._policy.reason)
+            self._decisions.record(context.app_name, context.deployment_name, decision)
+        return wanted, {}
 
     def _backlog(self, context: AutoscalingContext) -> FirstTokenCounts:
         return self._backlogs.total(context.app_name, context.deployment_name, context.current_time)

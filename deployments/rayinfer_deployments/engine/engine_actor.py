@@ -24,7 +24,7 @@ from rayinfer.sampling_params import SamplingParams
 from rayinfer.startup_steps import startup_step
 from rayinfer.transport.engine_server import EngineServer, TransportAddress
 from rayinfer_deployments.cluster.imports_without_gc import no_collection
-from rayinfer_deployments.cluster.ray_environment import show_only_gpus
+from rayinfer_deployments.cluster.ray_environment import show_only_gpus, use_interface_of
 from rayinfer_deployments.cluster.transport_tls import make_engine_server
 from rayinfer_deployments.discovery.engine_report import EngineReport
 from rayinfer_deployments.engine.start_reports import reports_path, written_steps
@@ -57,11 +57,17 @@ class EngineActor:
         self._server: EngineServer | None = None
         self._address: TransportAddress | None = None
 
-    async def open_group(self) -> "Rendezvous":
-        """Open the rendezvous, at which the engine's other ranks connect to this one, its first."""
+    async def open_group(self, spans_nodes: bool = False) -> "Rendezvous":
+        """Open the rendezvous, at which the engine's other ranks connect to this one, its first.
+
+        It listens at the node's address if ranks lie on several nodes, and else on loopback.
+        """
         see_own_gpus()
+        own = [ray.util.get_node_ip_address()] if spans_nodes else []
+        for address in own:
+            use_interface_of(address)
         with self._reported_steps():
-            host: RendezvousHost = await _in_own_thread(lambda: _building().RendezvousHost())
+            host: RendezvousHost = await _in_own_thread(lambda: _building().RendezvousHost(*own))
         self._rendezvous = host
         return host.rendezvous
 

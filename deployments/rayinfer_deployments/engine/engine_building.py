@@ -10,9 +10,9 @@ from rayinfer.engine.loop.async_engine import AsyncEngine
 from rayinfer.engine.loop.stepped_engine import SteppedEngine
 from rayinfer.engine.ranks.rendezvous import Rendezvous, RendezvousHost
 from rayinfer.engine.worker.cores import fill_machine, usable_cores
-from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.models.predictor_kind import predictor_kind
 from rayinfer.predictors.build_engine import build_predictor_engine, check_predictor_settings
+from rayinfer_deployments.model_files.nodes_with_model import resolve_on_cluster
 
 
 def build_async_engine(
@@ -25,7 +25,7 @@ def build_async_engine(
     num_ranks = config.tensor_parallel_size * config.pipeline_parallel_size
     assert (num_ranks > 1) == (rendezvous is not None), "its ranks are actors, and no processes that it starts itself"
     config = _with_threads(config, num_processes_on_node)
-    engine = _build(config, resolve_model(config.model, progress=False), rendezvous)
+    engine = _build(config, resolve_on_cluster(config.model), rendezvous)
     gc.collect()
     gc.freeze()  # all that is loaded by now stays: walking through it took pauses of a tenth of a second
     return AsyncEngine(engine)
@@ -41,7 +41,7 @@ def _build(config: EngineConfig, folder: Path, rendezvous: RendezvousHost | None
 def run_engine_rank(config: EngineConfig, num_processes_on_node: int, rendezvous: Rendezvous, rank: int) -> None:
     """Compute a further rank's part, until the first rank ends the group; raises when the group breaks."""
     config = _with_threads(config, num_processes_on_node)
-    run_rank(config, resolve_model(config.model, progress=False), rendezvous, rank)
+    run_rank(config, resolve_on_cluster(config.model), rendezvous, rank)
 
 
 def _with_threads(config: EngineConfig, num_processes_on_node: int) -> EngineConfig:

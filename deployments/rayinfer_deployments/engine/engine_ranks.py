@@ -8,8 +8,9 @@ import asyncio
 import importlib
 import os
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -22,9 +23,11 @@ from rayinfer.errors import EngineDead
 from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits, TickWatch, is_stopped
 from rayinfer.protocols import ModelDescription
 from rayinfer_deployments.cluster.actor_processes import ActorProcess, process_of
+from rayinfer_deployments.cluster.ray_environment import use_interface_of
 from rayinfer_deployments.cluster.ray_failures import cause_in_one_line, cause_of
 from rayinfer_deployments.discovery.engine_address import EngineAddress, RankName
 from rayinfer_deployments.engine.engine_actor import ENGINE_BUILDING, MAX_CONCURRENT_CALLS, EngineActor, see_own_gpus
+from rayinfer_deployments.engine.rank_placement import ONE_NODE, PlacementStrategy, RankPlacement, current_placement
 from rayinfer_deployments.engine.start_reports import reports_path, written_steps
 
 if TYPE_CHECKING:
@@ -35,11 +38,17 @@ OWN_ERROR, PROCESS_DIED, CONSEQUENCE = range(3)  # a rank's failure, the best ex
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineResources:
-    """Number of processes of an engine, and the resources that Ray reserves for each."""
+    """Number of processes of an engine, the resources that Ray reserves for each, and how they are placed."""
 
     num_ranks: int = 1
     num_cpus: float
     num_gpus: float
+    strategy: PlacementStrategy = ONE_NODE
+    ranks_per_bundle: int = 1
+
+    def placement(self) -> RankPlacement:
+        """Return where the ranks of this replica's engine lie; asks Ray only if they may lie on several nodes."""
+        return current_placement(self.strategy, self.num_ranks, self.ranks_per_bundle)
 
 
 class RankActor:
@@ -57,6 +66,8 @@ class RankActor:
         """Load this rank's part and compute until the first rank ends the group; raises when the group breaks."""
         building = importlib.import_module(ENGINE_BUILDING)
         context = ray.get_runtime_context()
+        if rendezvous.certificate is not None:  # the ranks lie on several nodes
+            use_interface_of(ray.util.get_node_ip_address())
         with written_steps(reports_path(context.gcs_address), context.get_actor_name() or ""):
             building.run_engine_rank(self._config, self._num_processes_on_node, rendezvous, self._rank)
 
@@ -77,8 +88,10 @@ class EngineGroup:
         is_stopped: Callable[[int], bool] = is_stopped,
         process_of: Callable[[ActorHandle], ActorProcess | None] = process_of,
         limits: LivenessLimits = DEFAULT_LIMITS,
+        remote: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         self.first = first
+        self._remote = remote  # node by rank, of ranks on other nodes: their processes are not seen from here
         self._name = name
         self.others = dict(enumerate(others, start=1))  # by rank
         self._limits = limits
@@ -88,6 +101,11 @@ class EngineGroup:
         self._is_stopped = is_stopped
         self._process_of = process_of
 
+    @property
+    def other_nodes(self) -> frozenset[str]:
+        """Return the ids of the nodes beside the replica's own."""
+        return frozenset(self._remote.values())
+
     async def start(self) -> ModelDescription:
         """Load all ranks' parts, run a first step together, and return the engine's description.
 
@@ -96,7 +114,7 @@ class EngineGroup:
         """
         if self.others:
             # Passed on as a reference from process to process: read here, it would import torch.
-            rendezvous = self.first.open_group.remote()
+            rendezvous = self.first.open_group.remote(*([True] if self._remote else []))
             self._runs = {rank: _started(actor.run.remote(rendezvous)) for rank, actor in self.others.items()}
             starting = _started(self.first.start.remote(rendezvous))
         else:
@@ -184,7 +202,7 @@ class EngineGroup:
                 if process.is_ready:
                     watch.reset()
                     self._process_ids[rank] = process_id
-            has_missed = watch.has_missed(limits.stopped_ping_timeout_s)
+            has_missed = watch.has_missed(limits.stopped_ping_timeout_s) and rank not in self._remote
             if has_missed and process_id is not None and self._is_stopped(process_id):
                 break
         return f"rank {rank} of engine {self._name} has not answered for {watch.silent_s:.1f} s"
@@ -193,17 +211,21 @@ class EngineGroup:
 def create_engine_group(
     address: EngineAddress, config: EngineConfig, resources: EngineResources, num_processes_on_node: int
 ) -> EngineGroup:
-    """Make an engine's actors, each in a bundle of its own of the replica's placement group, which lies on one node."""
-    options = [_options(address, resources, rank) for rank in range(resources.num_ranks)]
+    """Make an engine's actors in the bundles of the replica's placement group."""
+    placement = resources.placement()
+    options = [_options(address, resources, placement, rank) for rank in range(resources.num_ranks)]
     first = ray.remote(EngineActor).options(**options[0]).remote(config, num_processes_on_node)
     others = [
         ray.remote(RankActor).options(**options[rank]).remote(config, num_processes_on_node, rank)
         for rank in range(1, resources.num_ranks)
     ]
-    return EngineGroup(address.actor_name, first, others)
+    remote = {
+        rank: placement.nodes[rank] for rank in range(resources.num_ranks) if not placement.shares_node_with_first(rank)
+    }
+    return EngineGroup(address.actor_name, first, others, remote=remote)
 
 
-def _options(address: EngineAddress, resources: EngineResources, rank: int) -> dict[str, Any]:
+def _options(address: EngineAddress, resources: EngineResources, placement: RankPlacement, rank: int) -> dict[str, Any]:
     return {
         "name": str(RankName(engine=address.actor_name, rank=rank)),
         "namespace": address.namespace,
@@ -212,7 +234,7 @@ def _options(address: EngineAddress, resources: EngineResources, rank: int) -> d
         "max_restarts": 0,
         "max_concurrency": MAX_CONCURRENT_CALLS if rank == 0 else 2,  # `run`, and `ping` beside it
         "scheduling_strategy": PlacementGroupSchedulingStrategy(
-            placement_group=ray.util.get_current_placement_group(), placement_group_bundle_index=rank
+            placement_group=ray.util.get_current_placement_group(), placement_group_bundle_index=placement.bundles[rank]
         ),
     }
 

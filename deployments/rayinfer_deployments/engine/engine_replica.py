@@ -14,6 +14,7 @@ from rayinfer.errors import EngineDead, EngineLeaving, ModelLoadError, RayinferE
 from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits, TickWatch
 from rayinfer.outputs import EngineStats
 from rayinfer.routing.first_tokens import FirstTokenCounts
+from rayinfer_deployments.cluster.cluster_nodes import draining_nodes
 from rayinfer_deployments.cluster.ray_failures import cause_in_one_line, cause_of
 from rayinfer_deployments.discovery.autoscaling_policy import engine_report
 from rayinfer_deployments.discovery.engine_address import ENGINE_PREFIX, EngineAddress
@@ -38,6 +39,7 @@ class EngineReplica:
         drain_timeout_s: float,
         limits: LivenessLimits = DEFAULT_LIMITS,
         create_group: EngineGroupFactory = create_engine_group,
+        find_draining: Callable[[], set[str]] = draining_nodes,
     ) -> None:
         self._drain_timeout_s = drain_timeout_s
         self._watching: list[asyncio.Task[None]] = []  # empty until the engine has started
@@ -54,7 +56,7 @@ class EngineReplica:
             actor_name=f"{ENGINE_PREFIX}{serve.get_replica_context().replica_tag}",
             namespace=SERVE_NAMESPACE,
         )
-        num_on_node = _processes_on_node(num_processes, resources.num_ranks)
+        num_on_node = _processes_on_node(num_processes, resources.placement().most_on_one_node)
         self._group = create_group(self._address, config, resources, num_on_node)
         self._actor = self._group.first
         try:
@@ -67,6 +69,8 @@ class EngineReplica:
         self._watching.append(loop.create_task(self._watch()))
         if self._group.others:
             self._watching.append(loop.create_task(self._watch_group()))
+        if self._group.other_nodes:
+            self._watching.append(loop.create_task(self._watch_nodes(find_draining)))
 
     def record_replica_metadata(self) -> dict[str, object]:
         """Publish the engine's address to routers."""
@@ -155,9 +159,22 @@ class EngineReplica:
         logger.error(loss)
         self._group.kill()
 
+    async def _watch_nodes(self, find_draining: Callable[[], set[str]]) -> None:
+        """Leave once a node of another rank is to go: Serve looks at the nodes of replicas alone."""
+        while not self._is_leaving:
+            await asyncio.sleep(self._limits.node_poll_s)
+            with contextlib.suppress(Exception):  # Ray's table may be restarting
+                leaving = self._group.other_nodes & await asyncio.to_thread(find_draining)
+                if leaving:
+                    logger.info("engine %s leaves: node %s is draining", self._address.actor_name, min(leaving)[:12])
+                    self._is_leaving = True
+
 
 def _processes_on_node(num_processes: int, num_ranks: int) -> int:
-    """Compute how many engine processes share a node's cores, with engines spread evenly and none split."""
+    """Compute how many engine processes share a node's cores, with engines spread evenly.
+
+    `num_ranks` is the number of this engine's ranks on the node that has most of them.
+    """
     num_nodes = max(1, sum(bool(node["Alive"]) for node in ray.nodes()))
     return max(num_ranks, -(-num_processes // num_nodes))
 

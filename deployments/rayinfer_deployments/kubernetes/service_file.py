@@ -8,6 +8,7 @@ from rayinfer.config import describe_validation_error
 from rayinfer.errors import ConfigError
 from rayinfer_deployments.app_args import LLMAppArgs
 from rayinfer_deployments.cluster.ray_environment import Profile
+from rayinfer_deployments.engine.rank_placement import ONE_NODE
 from rayinfer_deployments.kubernetes.cluster_settings import (
     AuthSettings,
     BatchSettings,
@@ -88,11 +89,12 @@ class ServiceFile(BaseModel):
         if len(set(names)) < len(names):
             raise ValueError(f"workers: every group needs a name of its own, got {', '.join(names)}")
         for index, model in enumerate(self.app_args().models):
-            ranks = model.num_ranks
+            ranks = model.num_ranks if model.placement_group_strategy == ONE_NODE else model.ranks_per_bundle
             gpus, cpus = ranks * model.num_gpus, ranks * model.num_cpus_per_rank
             if not any(group.gpus >= gpus and group.cpus >= cpus for group in self.workers):
+                part = "an engine" if ranks == model.num_ranks else "each part of an engine"
                 raise ValueError(
-                    f"app.models.{index}: an engine takes {cpus:g} CPUs and {gpus:g} GPUs of one pod, and no group of"
+                    f"app.models.{index}: {part} takes {cpus:g} CPUs and {gpus:g} GPUs of one pod, and no group of"
                     " workers has as many"
                 )
         return self

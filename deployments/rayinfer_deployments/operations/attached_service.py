@@ -16,10 +16,11 @@ from ray import serve
 from ray.serve.schema import ProxyStatus
 
 from rayinfer_deployments.cluster.attached_cluster import attach, node_environments
+from rayinfer_deployments.cluster.control_client import result_in
 from rayinfer_deployments.cluster.managed_cluster import POLITE_END_S, run_for
 from rayinfer_deployments.cluster.ray_environment import missing_settings
 from rayinfer_deployments.cluster.service_record import service_url
-from rayinfer_deployments.operations.control_socket import carry_out, result_in
+from rayinfer_deployments.operations.control_socket import carry_out
 from rayinfer_deployments.operations.deployed_config import (
     DeployedConfig,
     Details,

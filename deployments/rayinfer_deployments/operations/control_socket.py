@@ -9,20 +9,19 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from rayinfer.errors import RayinferError
+from rayinfer_deployments.cluster.control_client import short_path
 
 Operation = Callable[..., Awaitable[Any]]
 
 MAX_LINE_BYTES = 2**20
-CONNECT_S = 5.0
 ERROR_LIMIT = 500  # characters of an unexpected error that are sent
 
 logger = logging.getLogger(__name__)
@@ -65,7 +64,7 @@ class ControlSocket:
 
 
 async def carry_out(operations: Mapping[str, Operation], name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a command; returns what `result_in` parses, and raises nothing."""
+    """Run a command; returns what `control_client.result_in` parses, and raises nothing."""
     operation = operations.get(name)
     if operation is None:
         return {"error": f"this service knows no command {name!r}"}
@@ -78,48 +77,11 @@ async def carry_out(operations: Mapping[str, Operation], name: str, arguments: M
         return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[-ERROR_LIMIT:]}"}
 
 
-def result_in(outcome: Mapping[str, Any]) -> Any:
-    """Return the result in a command's outcome; raises RayinferError where the service refused."""
-    if "error" in outcome:
-        raise RayinferError(outcome["error"])
-    return outcome["result"]
-
-
-def ask(path: Path, operation: str, *, timeout_s: float, **arguments: Any) -> Any:
-    """Send a command to a running service; raises RayinferError when it refuses, or does not answer in time."""
-    line = json.dumps({"operation": operation, "arguments": arguments}).encode() + b"\n"
-    try:
-        with _short_path(path) as address, socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(CONNECT_S)
-            connection.connect(address)
-            connection.settimeout(timeout_s)
-            connection.sendall(line)
-            with connection.makefile("rb") as responses:
-                response = responses.readline()
-    except TimeoutError:
-        raise RayinferError(f"the service's process has not answered within {timeout_s:.0f} s") from None
-    except OSError as error:
-        raise RayinferError(f"the service does not accept commands yet: {error.strerror or error}") from None
-    if not response:
-        raise RayinferError("the service's process has ended")
-    return result_in(json.loads(response))
-
-
 def _listen(path: Path) -> socket.socket:
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
-    with _short_path(path) as address:
+    with short_path(path) as address:
         listener.bind(address)
     path.chmod(0o600)  # no client can connect before this process listens
     listener.listen()
     return listener
-
-
-@contextlib.contextmanager
-def _short_path(path: Path) -> Iterator[str]:
-    """Write a path in less than the 108 bytes that a socket's address may have."""
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)

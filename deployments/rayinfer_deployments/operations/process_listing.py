@@ -11,10 +11,10 @@ from ray._raylet import GcsClientOptions, GlobalStateAccessor  # type: ignore[at
 from ray.core.generated import gcs_pb2
 
 from rayinfer.errors import RayinferError
+from rayinfer_deployments.cluster.control_client import ask
 from rayinfer_deployments.cluster.process_tree import descendants
 from rayinfer_deployments.cluster.service_record import ServiceRecord
 from rayinfer_deployments.discovery.engine_address import ENGINE_PREFIX, RankName
-from rayinfer_deployments.operations.control_socket import ask
 from rayinfer_deployments.router import batch_owner_actor
 from rayinfer_deployments.router.access_owner_actor import ACTOR_PREFIX
 

@@ -27,7 +27,7 @@ def with_initial_replicas(model: ModelArgs, num_now: int) -> ModelArgs:
 def num_wanted(args: LLMAppArgs, deployment: str) -> int | str | None:
     """Return the number of replicas that a deployment should have; as text where there are bounds only."""
     if deployment == ROUTER:
-        return args.num_routers
+        return "one a node" if args.router_on_every_node else args.num_routers
     for index, model in enumerate(args.models):
         if deployment == engine_deployment_name(index, model):
             bounds = model.autoscaling

@@ -14,6 +14,7 @@ from rayinfer_deployments.app_args import LLMAppArgs, ModelArgs
 from rayinfer_deployments.applications import ROUTER, build_llm_app, engine_deployment_name
 from rayinfer_deployments.operations.application_replicas import ApplicationReplicas
 from rayinfer_deployments.operations.control_socket import Operation
+from rayinfer_deployments.operations.node_drain import NodeDrain
 from rayinfer_deployments.operations.placement_watcher import InsufficientResources, PlacementWatcher
 from rayinfer_deployments.operations.replica_calls import (
     control_action,
@@ -74,6 +75,7 @@ class ServiceOperations:
             "limits": self.limits,
             "change_limits": self.change_limits,
             **ServiceShutdown(self._replicas).by_name(),
+            **NodeDrain(self._application).by_name(),
         }
 
     async def status(self) -> dict[str, Any]:
@@ -292,7 +294,7 @@ class ServiceOperations:
 
     async def _all_follow(self, limits: RouterLimits) -> bool:
         reports = await self._replicas.reports()
-        return len(reports) >= self._args.num_routers and all(report.limits == limits for report in reports)
+        return len(reports) >= self._args.fewest_routers and all(report.limits == limits for report in reports)
 
     async def _until(self, condition: Callable[[], Awaitable[bool]], timeout_s: float, failure: str) -> None:
         latest = time.monotonic() + timeout_s

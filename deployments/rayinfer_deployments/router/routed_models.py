@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine
-from dataclasses import dataclass
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 from rayinfer.metrics.service_metrics import ServiceMetrics
-from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.models.predictor_kind import PredictorKind, predictor_kind
 from rayinfer.prediction_cache.cached_predictor import CachedPredictor
 from rayinfer.prediction_cache.router_cache import RouterCache
@@ -28,9 +27,12 @@ from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer.traces.trace_store import TraceStore
 from rayinfer_deployments.discovery.load_reports import report_to_replicas
 from rayinfer_deployments.discovery.scale_from_zero import RayTable, write_backlog
+from rayinfer_deployments.discovery.scaling_decisions import ScalingDecisions
+from rayinfer_deployments.model_files.nodes_with_model import resolve_on_cluster
 from rayinfer_deployments.router.engine_reconciler import EngineReconciler
 
 CATCH_UP_S = 3.0  # at a service's start no engine is there yet, and clients should get that error
+DECISIONS_S = 2.0  # between two readings of the autoscaler's decisions, while a live view is open
 FIRST_ENGINE_S = 60.0  # where there may be none: a router that has seen none does not know what the model is
 
 
@@ -73,11 +75,14 @@ class RoutedModels:
         self._dispatchers: list[Dispatcher] = []
         self._reconcilers: list[EngineReconciler] = []
         self._wait_s: list[float] = []  # of each, for its engines
+        self._autoscaled: dict[str, DeploymentHandle] = {}  # engines of models whose number follows the load
+        self._decisions: dict[str, list[dict[str, Any]]] = {}
+        self._decisions_read_s = float("-inf")
         self._following: list[asyncio.Task[None]] = []
 
     async def add(self, model: RouterModel) -> None:
         """Load a model's tokenizer and follow its engines."""
-        folder = await asyncio.to_thread(resolve_model, model.source, progress=False)
+        folder = await asyncio.to_thread(resolve_on_cluster, model.source, with_weights=False)
         kind = predictor_kind(folder)
         tokenizer, chat_template = read_text_files(folder, kind)
         scaling = model.scaling
@@ -116,6 +121,19 @@ class RoutedModels:
         """
         known = zip(self._reconcilers, self._wait_s, strict=True)
         await asyncio.gather(*(reconciler.wait_complete(wait_s) for reconciler, wait_s in known))
+
+    async def scaling_decisions(self, model: str) -> Sequence[Mapping[str, Any]]:
+        """Return the latest changes of a model's number of engines by its load, the latest last."""
+        engines = self._autoscaled.get(model)
+        if engines is None:
+            return ()
+        if time.monotonic() - self._decisions_read_s > DECISIONS_S:
+            self._decisions_read_s = time.monotonic()
+            table = ScalingDecisions(RayTable())
+            for name, each in self._autoscaled.items():
+                read = await asyncio.to_thread(table.read, each.app_name, each.deployment_name)
+                self._decisions[name] = [asdict(decision) for decision in read]
+        return self._decisions.get(model, ())
 
     def change_limits(self, limits: RouterLimits) -> None:
         """Apply other limits to all models."""
@@ -166,6 +184,7 @@ class RoutedModels:
         self._follow(reconciler.follow(model.engines))
         if first_tokens is None:
             return
+        self._autoscaled[model.name] = model.engines
         self._follow(report_to_replicas(model.engines, self._router_id, first_tokens.counts))
         self._follow(
             write_backlog(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray import serve
 from starlette.types import ASGIApp
 
@@ -24,6 +25,7 @@ from rayinfer.protocols import ControlAction, ServiceStatus
 from rayinfer.routing.canary.releases import CanaryState
 from rayinfer.routing.limits import RouterLimits, router_limits, with_tenant_weights
 from rayinfer.servers.access.access_log import AccessLog
+from rayinfer.servers.access.web_origins import OriginPolicy
 from rayinfer.servers.app import build_app
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.kserve.example_models import example_models
@@ -34,11 +36,13 @@ from rayinfer.servers.kserve.grpc.server import GrpcLimits, GrpcServer
 from rayinfer.servers.kserve.inference import InferenceService
 from rayinfer.servers.kserve.repository import ModelRepository
 from rayinfer.servers.openai.responses.store import ResponseStore
+from rayinfer.servers.operators.operations import Operations, ServiceOperator
 from rayinfer.servers.prediction.body_limits import BodyLimits
 from rayinfer.servers.request_limits import DEFAULT_REQUEST_LIMITS, RequestLimits
 from rayinfer.tokenization.chat_template import renderer
 from rayinfer.traces.generation_span import SpanRecorder, otlp_recorder
 from rayinfer.traces.trace_store import TraceStore
+from rayinfer_deployments.cluster.service_operator import CommandOperator, SocketOperator
 from rayinfer_deployments.router.access_owner_actor import RemoteOwner
 from rayinfer_deployments.router.access_settings import AccessSettings
 from rayinfer_deployments.router.batch_owner_actor import BatchSettings
@@ -113,7 +117,7 @@ class Router(GrpcIngress):
         self._access: AccessControl | None = None
         self._access_log: AccessLog | None = None
         self._spans: SpanRecorder | None = None
-        self._traces = TraceStore() if trace_requests else None
+        self._traces = TraceStore(keeps_prompts=access.trace_prompts) if trace_requests else None
         self._router_id = serve.get_replica_context().replica_tag
         self._metrics = ServiceMetrics(self._router_id)
         predictions = RouterCache(prediction_cache, self._metrics) if prediction_cache.max_bytes else None
@@ -232,13 +236,27 @@ class Router(GrpcIngress):
             access=self._access,
             access_log=self._access_log,
             price_per_engine_hour=self._access_settings.price_per_engine_hour,
-            cors_origins=self._access_settings.cors_origins,
+            origins=OriginPolicy(
+                cors_origins=self._access_settings.cors_origins,
+                allowed_hosts=self._access_settings.allowed_hosts,
+                is_local=self._access_settings.is_local,
+            ),
             kserve=self._kserve,
             batches=None if self._batches is None else self._batches.services,
             response_store=self._response_store,
+            operations=Operations(
+                operator=self._operator() if self._enable_engine_control else None,
+                scaling_decisions=self._models.scaling_decisions,
+            ),
         )
         app.add_middleware(self._open_responses.counted)
         return app
+
+    def _operator(self) -> ServiceOperator:
+        """Return what runs operators' commands: the process of `rayinfer serve`, or the command itself."""
+        if (path := self._access_settings.control_socket) is not None:
+            return SocketOperator(Path(path))
+        return CommandOperator(ray.get_runtime_context().gcs_address, serve.get_replica_context().app_name)
 
     def _build_kserve(self, *, with_examples: bool) -> InferenceService:
         served = self._models.served

@@ -22,16 +22,16 @@ from rayinfer_kernels.cpu.arguments import (
 from rayinfer_kernels.cpu.encoder_stack import SIGNATURE as ENCODER_SIGNATURE
 from rayinfer_kernels.cpu.encoder_stack import CpuEncoderStack
 from rayinfer_kernels.cpu.layer_stack import ACTIVATIONS, SIGNATURE, CpuLayerStack
+from rayinfer_kernels.cpu.sampling import SAMPLING_SIGNATURES, CpuSampling, SamplingSettings
 from rayinfer_kernels.encoder_stack import EncoderLayerWeights, EncoderStack, EncoderStackShape
-from rayinfer_kernels.implementation import ArgmaxResult, SampledRows
+from rayinfer_kernels.implementation import ArgmaxResult, RowMasks, SampledRows
 from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, StackShape
 from rayinfer_kernels.packed_weight import PackedWeight, WeightArgument, WeightFormat, pack
-from rayinfer_kernels.reference.elementwise import check_mask
+from rayinfer_kernels.reference.elementwise import check_mask_shapes
 from rayinfer_kernels.reference.grouped_gemm import grouped_gemm
 from rayinfer_kernels.reference.linear import linear
 from rayinfer_kernels.reference.philox import uniform
-from rayinfer_kernels.reference.sampling import sample_rows
 
 _SIZE, _POINTER = c_int64, c_void_p
 _WEIGHT = ctypes.POINTER(WeightArgument)
@@ -46,7 +46,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "grouped_gemm": (_POINTER, _SIZE, _WEIGHT, _POINTER, _SIZE, _POINTER, _SIZE, c_int),
     "gather_rows": (_WEIGHT, _POINTER, _SIZE, _POINTER, c_int),
     "argmax": (_POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, c_int),
-    "mask_rows": (_POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE, c_int),
+    **SAMPLING_SIGNATURES,
     "moe_combine": (_POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE, c_int),
     "paged_attention": (
         *(*_STRIDED_HEADS, _POINTER, *_CACHE, _POINTER, _SIZE, _POINTER, _POINTER),
@@ -82,7 +82,7 @@ class CpuKernels:
         self._grouped_gemm = functions["grouped_gemm"]
         self._moe_combine = functions["moe_combine"]
         self._argmax = functions["argmax"]
-        self._mask_rows = functions["mask_rows"]
+        self._sampling = CpuSampling(functions["sample_rows"], functions["mask_rows"])
         self._gather_rows = functions["gather_rows"]
         self._rms_norm = functions["rms_norm"]
         self._rotary_embedding = functions["rotary_embedding"]
@@ -198,14 +198,10 @@ class CpuKernels:
 
     def mask_rows_(self, rows: torch.Tensor, lines: torch.Tensor, masks: torch.Tensor) -> None:
         """See `ops.mask_rows_`."""
-        check_mask(rows, lines, masks)
-        if rows.stride(-1) != 1 or masks.stride(-1) != 1:
-            raise ValueError("rows and masks need their last axis in one piece")
-        lines = self._checks.within(lines, len(rows))
-        self._mask_rows(
-            *(rows.data_ptr(), rows.stride(0), lines.data_ptr(), masks.data_ptr(), masks.stride(0)),
-            *(len(lines), rows.shape[1], torch.get_num_threads()),
-        )
+        if rows.dtype != torch.float32 or rows.dim() != 2 or rows.stride(-1) != 1:
+            raise ValueError(f"expected rows of float32 in one piece each, got {tuple(rows.shape)} of {rows.dtype}")
+        check_mask_shapes(lines, masks, rows.shape[1])
+        self._sampling.mask_(rows, RowMasks(self._checks.within(lines, len(rows)), masks.contiguous()))
 
     def sample_rows(
         self,
@@ -216,10 +212,15 @@ class CpuKernels:
         min_p: torch.Tensor,
         uniform: torch.Tensor,
         is_greedy: torch.Tensor,
+        masks: RowMasks | None = None,
     ) -> SampledRows:
-        """See `ops.sample_rows`: only the best is found in C++."""
-        best = self.argmax(logits)
-        return sample_rows(logits, temperature, top_k, top_p, min_p, uniform, is_greedy, best)
+        """See `ops.sample_rows`."""
+        logits = dense_last(logits, self.dtype, 2)
+        if masks is not None:
+            check_mask_shapes(masks.lines, masks.bits, logits.shape[1])
+            masks = RowMasks(self._checks.within(masks.lines, len(logits)), masks.bits.contiguous())
+        settings = SamplingSettings(temperature, top_k, top_p, min_p, uniform, is_greedy)
+        return self._sampling(logits, settings, masks)
 
     def write_kv(self, key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slot_mapping: torch.Tensor) -> None:
         """See `ops.write_kv`."""

@@ -17,6 +17,7 @@ from rayinfer_kernels.gpu.prefill_attention import prefill_attention
 from rayinfer_kernels.gpu.rope_and_write import write_kv
 from rayinfer_kernels.gpu.sampling import philox, sampling
 from rayinfer_kernels.gpu.skinny_gemm import is_skinny, skinny_gemm
+from rayinfer_kernels.implementation import RowMasks, SampledRows
 from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, PackedLinear, StackShape
 from rayinfer_kernels.packed_weight import PackedWeight, WeightFormat
@@ -82,6 +83,23 @@ class GpuKernels:
         """Gate the second half of each row by the first."""
         return self.silu_and_mul(stacked) if activation == "silu" else self.gelu_tanh_and_mul(stacked)
 
+    def sample_rows(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        top_k: torch.Tensor,
+        top_p: torch.Tensor,
+        min_p: torch.Tensor,
+        uniform: torch.Tensor,
+        is_greedy: torch.Tensor,
+        masks: RowMasks | None = None,
+    ) -> SampledRows:
+        """See `ops.sample_rows`; what masks forbid is taken out of a copy."""
+        if masks is not None:
+            logits = logits.to(torch.float32, copy=True)
+            mask_rows_(logits, *masks)
+        return sampling.sample_rows(logits, temperature, top_k, top_p, min_p, uniform, is_greedy)
+
     # Torch's products read weights as they are; a stack of layers has a rotation of its own.
     pack = staticmethod(reference.pack)
     encoder_stack = staticmethod(reference.encoder_stack)
@@ -92,7 +110,6 @@ class GpuKernels:
     moe_combine = staticmethod(moe_combine)
     argmax = staticmethod(argmax)
     mask_rows_ = staticmethod(mask_rows_)
-    sample_rows = staticmethod(sampling.sample_rows)
     uniform = staticmethod(philox.uniform)
     rms_norm = staticmethod(norms.rms_norm)
     add_rms_norm = staticmethod(norms.add_rms_norm)

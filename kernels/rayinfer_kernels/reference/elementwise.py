@@ -73,10 +73,14 @@ def mask_rows_(rows: torch.Tensor, lines: torch.Tensor, masks: torch.Tensor) -> 
 
 def check_mask(rows: torch.Tensor, lines: torch.Tensor, masks: torch.Tensor) -> None:
     """Reject masks of other types or shapes than `ops.mask_rows_` takes."""
-    is_typed = rows.dtype == torch.float32 and lines.dtype == torch.int64 and masks.dtype == torch.int32
-    if not is_typed or rows.dim() != 2 or lines.dim() != 1 or masks.dim() != 2:
-        raise ValueError(
-            f"expected rows of float32, int64 lines and int32 masks, got {rows.dtype}, {lines.dtype}, {masks.dtype}"
-        )
-    if len(lines) != len(masks) or 32 * masks.shape[1] < rows.shape[1]:
-        raise ValueError(f"{len(lines)} lines of {rows.shape[1]} numbers need as many masks, got {tuple(masks.shape)}")
+    if rows.dtype != torch.float32 or rows.dim() != 2:
+        raise ValueError(f"expected rows of float32, got {tuple(rows.shape)} of {rows.dtype}")
+    check_mask_shapes(lines, masks, rows.shape[1])
+
+
+def check_mask_shapes(lines: torch.Tensor, masks: torch.Tensor, width: int) -> None:
+    """Reject masks of other types or shapes than rows of this width take."""
+    if lines.dtype != torch.int64 or masks.dtype != torch.int32 or lines.dim() != 1 or masks.dim() != 2:
+        raise ValueError(f"expected int64 lines and int32 masks, got {lines.dtype} and {masks.dtype}")
+    if len(lines) != len(masks) or 32 * masks.shape[1] < width:
+        raise ValueError(f"{len(lines)} lines of {width} numbers need as many masks, got {tuple(masks.shape)}")

@@ -2,8 +2,8 @@
 
 import torch
 
-from rayinfer_kernels.implementation import ArgmaxResult, SampledRows
-from rayinfer_kernels.reference.elementwise import argmax
+from rayinfer_kernels.implementation import RowMasks, SampledRows
+from rayinfer_kernels.reference.elementwise import argmax, mask_rows_
 from rayinfer_kernels.reference.inverse_cdf import first_exceeding, padded_to_blocks, to_weights_
 from rayinfer_kernels.reference.truncation import keep_top_k_, keep_top_k_top_p_
 
@@ -18,10 +18,13 @@ def sample_rows(
     min_p: torch.Tensor,
     uniform: torch.Tensor,
     is_greedy: torch.Tensor,
-    best: ArgmaxResult | None = None,
+    masks: RowMasks | None = None,
 ) -> SampledRows:
-    """See `ops.sample_rows`; `best` is what is known already of the rows' greatest."""
-    best = best or argmax(logits)
+    """See `ops.sample_rows`."""
+    if masks is not None:
+        logits = logits.to(torch.float32, copy=True)
+        mask_rows_(logits, *masks)
+    best = argmax(logits)
     is_invalid = (best.values - best.values).ne(0.0)  # what is not finite; isfinite would be four operations
     token_ids = best.indices
     drawn = is_greedy.logical_not().nonzero().squeeze(1)

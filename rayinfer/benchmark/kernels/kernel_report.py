@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 from rayinfer.benchmark.kernels.kernel_benchmark import KernelReport, KernelResult
+from rayinfer.benchmark.peers.machine import processor_kind
 from rayinfer.benchmark.report import format_figure, write_json, write_markdown
 from rayinfer.benchmark.svg import Drawing
 
@@ -17,8 +18,8 @@ COLORS = {"float32": "grey", "bfloat16": "blue", "int8": "green", "int8-dynamic"
 
 
 def write_kernel_report(report: KernelReport, folder: Path) -> list[Path]:
-    """Write all files and return their paths."""
-    stem = folder / f"kernels-{report.kernels}"
+    """Write all files, named by kind of processor and kernel path, and return their paths."""
+    stem = folder / f"kernels-{processor_kind()}-{report.kernels}"
     files = [stem.with_suffix(suffix) for suffix in (".json", ".md", ".svg")]
     write_json(report, files[0])
     title = f"CPU kernels, {report.kernels}"

@@ -7,8 +7,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from typing import Any
 
 from rayinfer.engine.loop.engine_state import LifeCycle
+from rayinfer.engine.loop.schedule_recorder import ScheduleRecorder
 from rayinfer.engine.loop.step_failures import may_be_one_requests_fault
 from rayinfer.engine.plan.executor import Executor, StepHandle
 from rayinfer.engine.plan.executor_commands import SleepLevel, sleep_level
@@ -17,7 +19,7 @@ from rayinfer.engine.scheduling.request import Request, new_request
 from rayinfer.engine.scheduling.request_checks import checked_token_ids
 from rayinfer.engine.scheduling.scheduler import Scheduler
 from rayinfer.errors import EngineDead, InvalidParameter
-from rayinfer.grammars.compiler import GrammarCompiler
+from rayinfer.grammars.compiler import CompiledGrammar, GrammarCompiler
 from rayinfer.outputs import EngineStats, FinishReason, TokenDelta
 from rayinfer.protocols import ControlAction, GenerationRequest, GetState, ModelDescription, Pause, Resume, Sleep, Wake
 
@@ -36,6 +38,7 @@ class Engine:
         grammars: GrammarCompiler | None = None,
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        recorder: ScheduleRecorder | None = None,
     ) -> None:
         self.description = description
         self.scheduler = scheduler
@@ -43,6 +46,7 @@ class Engine:
         self._grammars = grammars
         self._seeds = random.Random(seed)  # for requests without one
         self._clock = clock
+        self._recorder = recorder
         self._life = LifeCycle()
         self.on_plan: Callable[[int], None] = lambda num_tokens: None  # called with the number of tokens of a step
         self.on_ready: Callable[[], None] = lambda: None  # steps wait for nothing but their own results
@@ -53,12 +57,16 @@ class Engine:
     def add_request(self, request: GenerationRequest) -> None:
         """Queue a request with n == 1; raises RequestError for one that could never finish, EngineDead."""
         self._life.check_alive()
+        if self._recorder is not None:
+            self._recorder.added(request)
         if self.scheduler.knows(request.request_id):
             raise InvalidParameter(f"request_id {request.request_id!r} is in use", "request_id")
-        self._check_grammar(request)
-        self.scheduler.add(self._checked_request(request))
+        grammar = self._compiled_grammar(request)
+        checked = self._checked_request(request)
+        checked.grammar = grammar
+        self.scheduler.add(checked)
 
-    def start_compiling(self, request: GenerationRequest) -> Future[None] | None:
+    def start_compiling(self, request: GenerationRequest) -> Future[Any] | None:
         """Start to compile the request's grammar; None if there is nothing to compile before it is added."""
         spec = request.sampling_params.structured_outputs
         if spec is None or self._grammars is None or self._grammars.has(spec):
@@ -67,6 +75,8 @@ class Engine:
 
     def abort(self, request_id: str) -> TokenDelta | None:
         """Abort a request and free what it holds; None if unknown or already finished and reported."""
+        if self._recorder is not None:
+            self._recorder.aborted(request_id)
         unreported = [delta for delta in self._deltas if delta.request_id == request_id]
         if unreported:  # of steps that finished as the engine fell asleep
             self._deltas = [delta for delta in self._deltas if delta.request_id != request_id]
@@ -81,6 +91,8 @@ class Engine:
         With several concurrent batches, the next step is in flight before this one's tokens are read.
         """
         self.check_alive()
+        if self._recorder is not None:
+            self._recorder.stepped()
         self._time_out_requests()
         with self._recording_death():
             while self._can_plan and (plan := self.scheduler.plan()) is not None:
@@ -109,6 +121,8 @@ class Engine:
         Raises WrongEngineState where the action is refused in this state, InvalidParameter for an unknown level, and
         EngineDead for an engine that is dead, or dies of the action.
         """
+        if self._recorder is not None:
+            self._recorder.controlled(action)
         match action:
             case Pause():
                 self._life.pause()
@@ -167,16 +181,18 @@ class Engine:
     def exit(self) -> None:
         """Free everything that the engine holds."""
         self._executor.shutdown()
+        if self._recorder is not None:
+            self._recorder.close()
         if self._grammars is not None:
             self._grammars.close()
 
-    def _check_grammar(self, request: GenerationRequest) -> None:
+    def _compiled_grammar(self, request: GenerationRequest) -> CompiledGrammar | None:
         spec = request.sampling_params.structured_outputs
         if spec is None:
-            return
+            return None
         if self._grammars is None:
             raise InvalidParameter(f"{self.description.name} has no structured_outputs", "structured_outputs")
-        self._grammars.compile(spec)
+        return self._grammars.compile(spec)
 
     def _checked_request(self, request: GenerationRequest, source_token_ids: Int32Array | None = None) -> Request:
         return new_request(
@@ -196,6 +212,8 @@ class Engine:
         return self._life.is_running and len(self._in_flight) < self._executor.max_concurrent_batches
 
     def _start(self, plan: StepPlan) -> None:
+        if self._recorder is not None:
+            self._recorder.planned(plan, [self.scheduler.request_id_at(row) for row in plan.rows.tolist()])
         if self._executor.max_concurrent_batches == 1:
             self._run(plan)
             return
@@ -222,6 +240,8 @@ class Engine:
             self.on_plan(plan.num_tokens)  # the watchdog's limit is this step's
             sampled = step.result()
             self._in_flight.popleft()
+            if self._recorder is not None:
+                self._recorder.sampled(plan, sampled)
             self._deltas += self.scheduler.apply(plan, sampled)
 
     @contextlib.contextmanager
@@ -248,6 +268,8 @@ class Engine:
                 raise
             failure = error
         if failure is None:
+            if self._recorder is not None:
+                self._recorder.sampled(plan, sampled)
             self._deltas += self.scheduler.apply(plan, sampled)
         elif plan.num_requests > 1:
             middle = plan.num_requests // 2

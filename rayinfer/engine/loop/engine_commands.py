@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 from rayinfer.engine.loop.router_subscriptions import RouterSubscription
 from rayinfer.protocols import ControlAction, GenerationRequest
@@ -47,7 +48,7 @@ class Compiled:
     """Add a request whose grammar was compiled, or refuse it."""
 
     request: GenerationRequest
-    compiling: Future[None]
+    compiling: Future[Any]
 
 
 class Stop:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Any, Protocol
 
 from rayinfer.outputs import EngineStats, TokenDelta
 from rayinfer.protocols import ControlAction, GenerationRequest, ModelDescription
@@ -19,7 +19,7 @@ class SteppedEngine(Protocol):
         """Queue a request; raises RequestError for one that could never finish, EngineDead."""
         ...
 
-    def start_compiling(self, request: GenerationRequest) -> Future[None] | None:
+    def start_compiling(self, request: GenerationRequest) -> Future[Any] | None:
         """Start to compile what a request needs before it is added; None if there is nothing."""
         ...
 

@@ -1,13 +1,14 @@
 """Control connection between rank 0 and another rank: commands out, results and failures back.
 
 Plain TCP: messages are sent without waiting for the other end to read them, and a close shows at once that the other
-process is gone. Connections between ranks of one machine stay on it.
+process is gone. Connections between ranks of one machine stay on it; those between machines use TLS.
 """
 
 import contextlib
 import math
 import select
 import socket
+import ssl
 import time
 from collections.abc import Iterable, Sequence
 
@@ -16,6 +17,7 @@ from rayinfer.engine.ranks.rank_messages import DECODER, RankMessage
 from rayinfer.errors import RayinferError
 
 READ_BYTES = 1 << 16  # one read brings a whole plan, unless it is a long one
+WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class ConnectionLost(RayinferError):
@@ -23,7 +25,7 @@ class ConnectionLost(RayinferError):
 
 
 class ControlConnection:
-    """One end of a connection, for one thread at a time, but for `shutdown`."""
+    """One end of a connection, for one thread at a time, but for `shutdown`; with TLS where the socket has it."""
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -41,11 +43,29 @@ class ControlConnection:
         """Whether unread data has arrived, or the other end has closed."""
         if self._socket.fileno() < 0:
             return False
-        return bool(self._unread) or bool(_poll(self._socket, select.POLLIN, 0.0))
+        if self._unread or (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending()):
+            return True
+        return bool(_poll(self._socket, select.POLLIN, 0.0))
 
     def fileno(self) -> int:
         """The descriptor, to wait for several connections at once; -1 once it is closed."""
         return self._socket.fileno()
+
+    def continue_handshake(self) -> bool:
+        """Go on with TLS's handshake, if there is one, as far as data has arrived; returns whether it is complete.
+
+        Raises ConnectionLost.
+        """
+        if not isinstance(self._socket, ssl.SSLSocket):
+            return True
+        try:
+            self._socket.setblocking(False)
+            self._socket.do_handshake()
+        except WOULD_BLOCK:
+            return False
+        except OSError as error:
+            raise ConnectionLost(f"its TLS handshake failed: {error}") from None
+        return True
 
     def send(self, message: RankMessage, timeout_s: float) -> None:
         """Send a message; raises ConnectionLost."""
@@ -60,14 +80,14 @@ class ControlConnection:
         try:
             self._socket.setblocking(False)
             while unsent:
-                with contextlib.suppress(BlockingIOError):
+                with contextlib.suppress(*WOULD_BLOCK):
                     unsent = unsent[self._socket.send(unsent) :]
                     continue
                 if (left_s := deadline - time.monotonic()) <= 0:
                     raise ConnectionLost(f"it has read nothing for {timeout_s:g} s")
                 events = _poll(self._socket, select.POLLOUT | select.POLLIN, left_s)
-                if events & select.POLLIN and (read := self._socket.recv(READ_BYTES)):
-                    self._unread += read
+                if events & select.POLLIN:
+                    self._read_arrived(READ_BYTES)
                 elif events & ~select.POLLOUT:
                     raise ConnectionLost("it has closed the connection")
         except OSError as error:
@@ -85,14 +105,9 @@ class ControlConnection:
         """Read what has arrived; returns a message once it is complete. Raises ConnectionLost, and BadMessage."""
         try:
             self._socket.setblocking(False)
-            read = self._socket.recv(wire.LENGTH_BYTES + max_bytes)
-        except BlockingIOError:
-            return None
+            self._read_arrived(wire.LENGTH_BYTES + max_bytes)
         except OSError as error:
             raise ConnectionLost(f"the connection is closed: {error}") from None
-        if not read:
-            raise ConnectionLost("it has closed the connection")
-        self._unread += read
         if len(self._unread) < wire.LENGTH_BYTES or len(self._unread) < (
             end := wire.frame_bytes(self._unread, max_bytes)
         ):
@@ -102,12 +117,23 @@ class ControlConnection:
     def shutdown(self) -> None:
         """Shut the socket down, from any thread; wakes blocked readers at both ends."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            # Not TLS's own, which would leave another thread with a socket that reads without it.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Shut down and close the socket."""
         self.shutdown()
         self._socket.close()
+
+    def _read_arrived(self, max_bytes: int) -> None:
+        """Read what has arrived, without waiting; raises ConnectionLost when the other end has closed, and OSError."""
+        try:
+            read = self._socket.recv(max_bytes)
+        except WOULD_BLOCK:
+            return
+        if not read:
+            raise ConnectionLost("it has closed the connection")
+        self._unread += read
 
     def _take(self, end: int) -> RankMessage:
         with memoryview(self._unread) as unread:

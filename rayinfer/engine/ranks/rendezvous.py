@@ -1,15 +1,19 @@
 """Rendezvous of an engine's ranks: rank 0 listens, the others connect and authenticate with a shared key.
 
-The key itself is never sent: each end signs a nonce of the other's, so a recorded handshake cannot be replayed.
+The key itself is never sent: each end signs a nonce of the other's, so a recorded handshake cannot be replayed. Between
+machines the connections use TLS: the ranks get the certificate together with the key, and trust it alone.
 """
 
 import hmac
+import importlib
+import ipaddress
 import secrets
 import select
 import socket
+import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from rayinfer.engine.ranks.control_connection import ConnectionLost, ControlConnection, close_all
@@ -17,11 +21,13 @@ from rayinfer.engine.ranks.rank_messages import Challenge, Hello, Purpose, Welco
 from rayinfer.errors import EngineDead
 from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
 from rayinfer.tensor_parallel import RankCoordinates
+from rayinfer.transport.engine_certificate import EngineCertificate, client_context
 from rayinfer.wire import MAX_HELLO_BYTES, BadMessage, sign
 
 MAX_PENDING = 64  # connections that have not authenticated; one more replaces the oldest
 NONCE_BYTES = 16
 LOOPBACK = "127.0.0.1"
+SELF_SIGNED = "rayinfer.transport.self_signed"  # imported beyond loopback alone: it loads slowly
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 
 
@@ -33,6 +39,7 @@ class Rendezvous:
     port: int
     key: str = field(repr=False)
     timeout_s: float = DEFAULT_LIMITS.group_timeout_s  # without a heartbeat; the same on every rank
+    certificate: str | None = None  # PEM, of rank 0's TLS; None on loopback, where connections are plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +60,7 @@ class PendingConnection:
     """A connection that has yet to reply to its challenge."""
 
     connection: ControlConnection
-    nonce: bytes
+    nonce: bytes | None  # None until its TLS handshake is complete
     deadline: float
 
 
@@ -66,15 +73,32 @@ class AuthenticatedConnection:
 
 
 class RendezvousHost:
-    """Rank 0's listener, open until all ranks, which share its machine, are connected."""
+    """Rank 0's listener, open until all ranks are connected; `host` is loopback where they share its machine."""
 
     def __init__(
-        self, *, timeout_s: float = DEFAULT_LIMITS.group_timeout_s, limits: LivenessLimits = DEFAULT_LIMITS
+        self,
+        host: str = LOOPBACK,
+        *,
+        timeout_s: float = DEFAULT_LIMITS.group_timeout_s,
+        limits: LivenessLimits = DEFAULT_LIMITS,
+        has_tls: bool | None = None,  # default: beyond loopback
     ) -> None:
+        address = ipaddress.ip_address(host)
+        if address.is_unspecified:
+            raise ValueError(f"ranks meet at one address of a machine, got {host}, which means all of them")
+        certificate: EngineCertificate | None = None
+        if not address.is_loopback if has_tls is None else has_tls:
+            certificate = importlib.import_module(SELF_SIGNED).make_certificate()
+        self._tls: ssl.SSLContext | None = None
+        if certificate is not None:
+            self._tls = certificate.server_context()
+            self._tls.num_tickets = 0  # data that is no message; sessions are not resumed
         # A port of the system's choice, taken once and kept: one that is only looked up may be gone a moment later.
-        self._listener = socket.create_server((LOOPBACK, 0))
+        family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family)
         port: int = self._listener.getsockname()[1]
-        self.rendezvous = Rendezvous(LOOPBACK, port, secrets.token_hex(16), timeout_s)
+        public = None if certificate is None else certificate.certificate
+        self.rendezvous = Rendezvous(host, port, secrets.token_hex(16), timeout_s, public)
         self.limits = limits
         self._pending: list[PendingConnection] = []  # the oldest first
         self._authenticated: dict[tuple[int, Purpose], AuthenticatedConnection] = {}
@@ -121,24 +145,41 @@ class RendezvousHost:
         ready = {descriptor for descriptor, _ in poller.poll(1000 * timeout_s)}
         for pending in list(self._pending):
             if pending.connection.fileno() in ready:
-                self._read_hello(pending, world_size)
+                self._advance(pending, world_size)
             elif time.monotonic() > pending.deadline:
                 self._reject(pending)
         if self._listener.fileno() in ready:
             if len(self._pending) == MAX_PENDING:
                 self._reject(self._pending[0])
-            self._challenge(ControlConnection(self._listener.accept()[0]))
+            accepted = self._listener.accept()[0]
+            if self._tls is not None:
+                accepted = self._tls.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
+            deadline = time.monotonic() + self.limits.rank_hello_timeout_s
+            pending = PendingConnection(ControlConnection(accepted), None, deadline)
+            self._pending.append(pending)
+            if self._tls is None:
+                self._challenge(pending)
 
-    def _challenge(self, connection: ControlConnection) -> None:
-        deadline = time.monotonic() + self.limits.rank_hello_timeout_s
-        pending = PendingConnection(connection, secrets.token_bytes(NONCE_BYTES), deadline)
-        self._pending.append(pending)
+    def _advance(self, pending: PendingConnection, world_size: int) -> None:
+        """Take the next step of a connection that has sent something: its TLS handshake, or its hello."""
+        if pending.nonce is not None:
+            return self._read_hello(pending, pending.nonce, world_size)
         try:
-            connection.send(Challenge(pending.nonce), 0.0)
+            if pending.connection.continue_handshake():
+                self._challenge(pending)
         except ConnectionLost:
             self._reject(pending)
+        return None
 
-    def _read_hello(self, pending: PendingConnection, world_size: int) -> None:
+    def _challenge(self, pending: PendingConnection) -> None:
+        challenged = replace(pending, nonce=secrets.token_bytes(NONCE_BYTES))
+        self._pending[self._pending.index(pending)] = challenged
+        try:
+            challenged.connection.send(Challenge(challenged.nonce or b""), 0.0)
+        except ConnectionLost:
+            self._reject(challenged)
+
+    def _read_hello(self, pending: PendingConnection, nonce: bytes, world_size: int) -> None:
         try:
             hello = pending.connection.receive_nowait(max_bytes=MAX_HELLO_BYTES)
         except (ConnectionLost, BadMessage):
@@ -147,7 +188,7 @@ class RendezvousHost:
             return None
         if not (
             isinstance(hello, Hello)
-            and hmac.compare_digest(hello.proof, _proof_of_rank(self.rendezvous.key, pending.nonce, hello))
+            and hmac.compare_digest(hello.proof, _proof_of_rank(self.rendezvous.key, nonce, hello))
             and hello.world_size == world_size
             and 0 < hello.rank < world_size
             and (hello.rank, hello.purpose) not in self._authenticated
@@ -178,8 +219,7 @@ def join_rendezvous(
     connections: list[ControlConnection] = []
     try:
         for purpose in PURPOSES:
-            address = (rendezvous.host, rendezvous.port)
-            connections.append(ControlConnection(socket.create_connection(address, limits.rank_hello_timeout_s)))
+            connections.append(connect(rendezvous, limits))
             authenticate(connections[-1], coordinates, rendezvous.key, purpose, nonce, limits)
         welcome = connections[0].receive(limits.start_timeout_s, max_bytes=MAX_HELLO_BYTES)
         proof = _proof_of_host(rendezvous.key, nonce)
@@ -192,6 +232,15 @@ def join_rendezvous(
         close_all(connections)
         raise
     return RankConnections(*connections)
+
+
+def connect(rendezvous: Rendezvous, limits: LivenessLimits = DEFAULT_LIMITS) -> ControlConnection:
+    """Open a connection to rank 0, with its certificate's TLS if it has one; raises OSError."""
+    connected = socket.create_connection((rendezvous.host, rendezvous.port), limits.rank_hello_timeout_s)
+    if rendezvous.certificate is None:
+        return ControlConnection(connected)
+    connected.settimeout(limits.start_timeout_s)  # rank 0 may still be busy
+    return ControlConnection(client_context(rendezvous.certificate).wrap_socket(connected))
 
 
 def authenticate(

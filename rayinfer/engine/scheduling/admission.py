@@ -48,12 +48,14 @@ class Admission:
         """Whether nothing has changed since admission last failed."""
         return self._idle_since == (self._batch.num_rows_freed, self._waiting.num_changes)
 
-    def admit_next(self, before: Request | None = None) -> Admitted | None:
+    def admit_next(self, before: Request | None = None, *, foreground_only: bool = False) -> Admitted | None:
         """Give the next request that fits its row and blocks; None if none fits.
 
         With `before`, only one of higher priority than this running request.
         """
         while (request := self._next_candidate(before)) is not None:
+            if foreground_only and request.is_background:
+                return None  # the order has no other behind it
             if not self._batch.table.has_free_row and not self._batch.has_lower_priority_than(request):
                 break
             prefix = self._batch.find_cached_prefix(request)

@@ -6,7 +6,7 @@ from enum import Enum
 from rayinfer.engine.plan.step_plan import Int32Array, NewRequestData
 from rayinfer.kv_cache.block_hash import BlockHashes, prefix_salt
 from rayinfer.outputs import FinishReason, TokenLogprobs, TraceEvent
-from rayinfer.priority_queue import QueueEntry
+from rayinfer.priority_queue import QueueEntry, is_background
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.traces.request_trace import RequestTrace
@@ -58,6 +58,7 @@ class Request:
     finish_reason: FinishReason | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # as far as known; None if unwanted or returned already
     trace: RequestTrace | None = None
+    grammar: object | None = None  # its compiled grammar, which others must not displace while it may run
 
     @property
     def trace_events(self) -> list[TraceEvent] | None:
@@ -68,6 +69,11 @@ class Request:
         """Change the state; asserts that the transition is allowed."""
         assert status in _NEXT[self.status], f"{self.request_id}: {self.status.value} -> {status.value}"
         self.status = status
+
+    @property
+    def is_background(self) -> bool:
+        """Whether it gets idle capacity only."""
+        return is_background(self.priority)
 
     @property
     def is_finished(self) -> bool:

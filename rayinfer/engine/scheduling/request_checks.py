@@ -6,9 +6,10 @@ import numpy as np
 
 from rayinfer.engine.plan.step_plan import Int32Array
 from rayinfer.errors import InvalidParameter, PromptTooLong, shown
+from rayinfer.priority_queue import BACKGROUND_PRIORITY
 from rayinfer.protocols import GenerationRequest, ModelDescription
 
-MAX_PRIORITY = 10
+MAX_PRIORITY = BACKGROUND_PRIORITY
 MAX_TIMEOUT_S = 10**9
 
 

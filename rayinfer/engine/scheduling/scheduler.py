@@ -9,6 +9,7 @@ from rayinfer.engine.plan.step_plan import BoolArray, LogprobsArrays, NewRequest
 from rayinfer.engine.scheduling.admission import Admission, Admitted, order_key
 from rayinfer.engine.scheduling.batch_table import BatchTable, indices_of
 from rayinfer.engine.scheduling.deadlines import Deadlines
+from rayinfer.engine.scheduling.held_rows import HeldRows
 from rayinfer.engine.scheduling.inflight_steps import step_schedule
 from rayinfer.engine.scheduling.kv_offload import KVOffload
 from rayinfer.engine.scheduling.output_processor import OutputProcessor, final_delta
@@ -29,7 +30,8 @@ class Scheduler:
 
     Decoding requests come first with one token each; the rest of the budget goes to prompts, in chunks. A request is
     given the blocks for all its tokens when it is admitted, so only decoding can run out of blocks; then the request of
-    lowest priority is preempted.
+    lowest priority is preempted. A step with a prompt of another request has no tokens of background requests: they
+    delay a first token by the running step at most.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Scheduler:
         self._new_requests: list[NewRequestData] = []
         self._rows_to_resend: list[int] = []
         self._prefilling: dict[Request, None] = {}  # an ordered set; some may have left since the last plan
+        self._num_background = 0  # of all requests
         self._step_tokens = Histogram(STEP_TOKENS)
         self._totals = EngineStats(kv_blocks_total=block_manager.num_blocks)
 
@@ -80,6 +83,7 @@ class Scheduler:
         """Queue a request."""
         assert request.request_id not in self.requests, f"{request.request_id} is known already"
         self.requests[request.request_id] = request
+        self._num_background += request.is_background
         self._admission.add(request)
         self._deadlines.add(request)
         if request.trace is not None:
@@ -149,6 +153,7 @@ class Scheduler:
             num_running=len(self._table),
             num_waiting=len(self.requests) - len(self._table),
             kv_blocks_used=self.blocks.num_used,
+            kv_blocks_cached=self.blocks.num_cached,
             kv_blocks_total=self.blocks.num_blocks,
             kv_offload_blocks_used=0 if self._offload is None else self._offload.num_used,
             kv_offload_blocks_total=0 if self._offload is None else self._offload.num_blocks,
@@ -206,25 +211,44 @@ class Scheduler:
         table = self._table
         self._schedule.schedule_one_token_each()
         self._prefilling = {request: None for request in self._prefilling if table.num_pending(request) > 1}
-        for request in sorted(self._prefilling, key=order_key):
+        in_order = sorted(self._prefilling, key=order_key)
+        if self._num_background:
+            held = HeldRows(table)
+            self._schedule_prompts([each for each in in_order if not each.is_background], foreground_only=True)
+            if self._has_foreground_prompt:
+                return
+            held.release()
+            in_order = [each for each in in_order if each.is_background]
+        self._schedule_prompts(in_order)
+
+    def _schedule_prompts(self, in_order: list[Request], *, foreground_only: bool = False) -> None:
+        table = self._table
+        for request in in_order:
             self._admit(before=request)
             # An arrival may have preempted it, and in a micro-batch it need not be scheduled.
             if request.row is not None and table.num_scheduled[request.row]:
                 num_more = min(table.num_pending(request) - 1, self._num_tokens_left)
                 table.num_scheduled[request.row] += num_more
-        self._admit()
+        self._admit(foreground_only=foreground_only)
+
+    @property
+    def _has_foreground_prompt(self) -> bool:
+        """Whether the step that is being planned computes a prompt of a request that is no background request."""
+        num_scheduled = self._table.num_scheduled
+        rows = (each.row for each in self._prefilling if not each.is_background)
+        return any(row is not None and num_scheduled[row] for row in rows)
 
     @property
     def _num_tokens_left(self) -> int:
         return self._budget - int(self._table.num_scheduled.sum())
 
-    def _admit(self, before: Request | None = None) -> None:
+    def _admit(self, before: Request | None = None, *, foreground_only: bool = False) -> None:
         """Admit waiting requests while tokens are left; with `before`, only those of higher priority than it."""
         if self._admission.is_idle:
             return
         # Without a free row an arrival can only be admitted with the tokens of the request that it preempts.
         while self._num_tokens_left or not self._table.has_free_row:
-            admitted = self._admission.admit_next(before)
+            admitted = self._admission.admit_next(before, foreground_only=foreground_only)
             if admitted is None:
                 return
             self._start(admitted)
@@ -278,6 +302,7 @@ class Scheduler:
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         del self.requests[request.request_id]
+        self._num_background -= request.is_background
         self._admission.free(request)
         request.finish_reason = reason
         finished = self._totals.requests_finished_total

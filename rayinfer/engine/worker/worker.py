@@ -175,7 +175,7 @@ class Worker(ABC):
     def _new_grammars(self) -> GrammarCompiler | None:
         """Make the compiler of grammars, which reads the tokenizer when the first comes; None: no answer has one."""
         model = self._model
-        if model.seq2seq is not None or not model.eos_token_ids:
+        if model.seq2seq is not None or model.forced_end_token_id is not None or not model.eos_token_ids:
             return None
         return GrammarCompiler(partial(read_tokenizer_file, self._folder), model.vocab_size, model.eos_token_ids)
 

@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from rayinfer.jobs.events import STEP_FINISHED, STEP_STARTED, EventBus, StepContext
 from rayinfer.jobs.interfaces import JobError, Row
@@ -123,8 +122,8 @@ class StepLoop:
         finished = self._window.pop_finished()
         if not finished:
             return
-        columns, keeps_columns = self._task.output_columns, self._parts.data.keeps_columns
-        records = [make_record(each.row, each.output, columns, keeps_columns=keeps_columns) for each in finished]
+        columns, make_record = self._task.output_columns, self._parts.data.records
+        records = [make_record(each.row, each.output, columns) for each in finished]
         for each in finished:
             self._counts = add_output(self._counts, each.output)
         self._checkpointer.write(records, finished[-1].row.end, self._counts)
@@ -141,15 +140,3 @@ class StepLoop:
         if self._parts.data.progress.cancel_requested():
             self._checkpointer.save()
             raise JobCancelled(f"cancelled after {self._checkpointer.progress.rows_finished:,} rows")
-
-
-def make_record(row: Row, output: RowOutput, output_columns: tuple[str, ...], *, keeps_columns: bool) -> dict[str, Any]:
-    """Return what is written for a row: the input's columns, then `id`, the task's columns and `error`.
-
-    A column of the input with the name of one of these is kept as `input_NAME`.
-    """
-    own = {"id": row.id, **dict.fromkeys(output_columns), **output.columns, "error": output.error}
-    if not keeps_columns:
-        return own
-    kept = {(f"input_{name}" if name in own else name): value for name, value in row.data.items() if name != "id"}
-    return {**kept, **own}

@@ -17,9 +17,19 @@ class StepProfiler:
         self._step = 0
 
     def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Begin the first period."""
         settings = self._settings
         if settings is None:
-            return self
+            return
         settings.traces_dir.mkdir(parents=True, exist_ok=True)
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
@@ -34,11 +44,9 @@ class StepProfiler:
             experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True),
         )
         self._profiler.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def stop(self) -> None:
+        """End; a period that is not over leaves no trace."""
         if self._profiler is not None:
             self._profiler.stop()
             self._profiler = None

@@ -19,8 +19,8 @@ from rayinfer.jobs.storage.stores import open_store
 _PART_ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 
 
-def output_ids(location: str | Path) -> Iterator[str]:
-    """Yield the ids of an output's rows in order."""
+def output_ids(location: str | Path, column: str = "id") -> Iterator[str]:
+    """Yield the ids of an output's rows in order, which are in this column."""
     if sink_format(location) == "sqlite":
         yield from _ids_of_database(local_path(location))
         return
@@ -29,10 +29,11 @@ def output_ids(location: str | Path) -> Iterator[str]:
     files = find_input_files(location, _PART_ENDINGS if is_folder(location) else ())
     is_parquet = all(file.name.endswith(".parquet") for file in files)
     reader: RecordReader = ParquetReader(files) if is_parquet else JsonlReader(files)
-    for index, record in enumerate(reader.read(Start(), ["id"])):
-        if record.error is not None or not isinstance(record.data.get("id"), str):
-            raise SinkError(f"{location}: row {index} has no id: {record.error or record.data.get('id')!r:.80}")
-        yield record.data["id"]
+    for index, record in enumerate(reader.read(Start(), [column])):
+        row_id = record.data.get(column)
+        if record.error is not None or not isinstance(row_id, str):
+            raise SinkError(f"{location}: row {index} has no {column}: {record.error or row_id!r:.80}")
+        yield row_id
 
 
 def wrong_digests(location: str | Path, described: Mapping[str, Any]) -> list[str]:

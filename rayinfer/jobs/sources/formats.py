@@ -8,12 +8,13 @@ from rayinfer.jobs.sources.arrow_readers import ArrowReader, ParquetReader
 from rayinfer.jobs.sources.dataset_folder import find_dataset
 from rayinfer.jobs.sources.delimited_readers import CsvReader, TextReader
 from rayinfer.jobs.sources.identified_rows import IdentifiedRows, ScanStore
+from rayinfer.jobs.sources.image_reader import ImageReader
 from rayinfer.jobs.sources.input_files import InputFile, find_input_files, is_folder
 from rayinfer.jobs.sources.jsonl_reader import JsonlReader
 from rayinfer.jobs.sources.record_readers import RecordReader
 from rayinfer.jobs.storage.compression import check_compression, split_compression
 
-SourceFormat = Literal["jsonl", "openai", "csv", "tsv", "text", "parquet", "arrow"]
+SourceFormat = Literal["jsonl", "openai", "csv", "tsv", "text", "parquet", "arrow", "images"]
 _ENDINGS: dict[str, SourceFormat] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -22,6 +23,7 @@ _ENDINGS: dict[str, SourceFormat] = {
     ".txt": "text",
     ".parquet": "parquet",
     ".arrow": "arrow",
+    **dict.fromkeys((".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp"), "images"),
 }
 _COMPRESSIONS = ("", ".gz", ".zst", ".zstd")
 
@@ -74,6 +76,8 @@ def _reader_of(files: list[InputFile], given: SourceFormat | None) -> RecordRead
             return ParquetReader(files)
         case "arrow":
             return ArrowReader(files)
+        case "images":
+            return ImageReader(files)
         case chosen:
             return JsonlReader(files, batch_requests=chosen == "openai")
 

@@ -14,6 +14,8 @@ from rayinfer.predictors.build_engine import build_predictor_engine, check_predi
 from rayinfer.tokenization.chat_template import ChatTemplate
 from rayinfer.tokenization.tokenizer import Tokenizer
 
+WITHOUT_TEXT: tuple[PredictorKind, ...] = ("image", "tensors")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnginePlan:
@@ -24,13 +26,32 @@ class EnginePlan:
     kind: PredictorKind | None
 
 
+@dataclass(frozen=True, slots=True)
+class TextFiles:
+    """Files of a model that turn text into tokens."""
+
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedEngine:
     """Engine that may step, and what turns text into its tokens."""
 
     engine: SteppedEngine
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate
+    text: TextFiles | None  # None: of images or tensors
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Tokenizer of a model of texts."""
+        assert self.text is not None, "the model reads no texts"
+        return self.text.tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """Chat template of a model of texts."""
+        assert self.text is not None, "the model reads no texts"
+        return self.text.chat_template
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +79,10 @@ class EngineProvider:
             engine = build_engine(model.config, model.folder)
         else:
             engine = build_predictor_engine(model.config, model.folder)
-        return LoadedEngine(
-            engine=engine,
-            tokenizer=Tokenizer.from_folder(model.folder),
-            chat_template=ChatTemplate.from_folder(model.folder),
-        )
+        text = None
+        if model.kind not in WITHOUT_TEXT:
+            text = TextFiles(Tokenizer.from_folder(model.folder), ChatTemplate.from_folder(model.folder))
+        return LoadedEngine(engine=engine, text=text)
 
 
 def _with_share_of_cores(config: EngineConfig, num_workers: int) -> EngineConfig:

@@ -109,6 +109,7 @@ class EngineThread:
     def _run_command(self, command: EngineJob | str) -> None:
         if isinstance(command, str):
             self._engine.abort(command)
+            self._deltas.pop(command, None)
             return
         request = command.request
         try:

@@ -3,12 +3,13 @@
 import binascii
 from base64 import b64decode
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 from rayinfer.errors import BadImage, ConfigError, InvalidParameter, PromptTooLong, shown
+from rayinfer.jobs.interfaces import JobError
 from rayinfer.jobs.providers import JobContext, RowOutput, SeededRow
+from rayinfer.jobs.sources.input_files import read_small_file
 from rayinfer.jobs.tasks.engine_model import LoadedEngine
 from rayinfer.jobs.tasks.engine_task import EngineTask, usage
 from rayinfer.jobs.tasks.engine_thread import EngineJob, EngineProgress
@@ -20,7 +21,9 @@ from rayinfer.sampling_params import SamplingParams
 from rayinfer.tokenization.truncation import Truncation
 
 IMAGE_COLUMNS = ("image", "path", "input", "inputs")
+_BASE64_IMAGES = ("/9j/", "iVBORw0KGgo", "R0lGOD", "UklGR")  # JPEG, PNG, GIF and WebP
 PAIR_COLUMNS = (("query", "document"), ("text", "text_pair"), ("text_1", "text_2"))
+_Item = tuple[list[int], PredictionInput]  # tokens, and what is computed of them
 Reader = Callable[[PredictionOutput, PredictorDescription], Any]
 
 
@@ -45,14 +48,24 @@ class PredictionTaskProvider:
         return PredictionTaskOnEngine(self)
 
 
+@dataclass(frozen=True, slots=True)
+class _RowState:
+    """Row in the engine: one item, or several of a list of texts."""
+
+    num_tokens: int
+    is_list: bool
+    values: list[Any]  # None until an item has ended
+    ended: set[int] = field(default_factory=set)
+
+
 class PredictionTaskOnEngine(EngineTask):
-    """Rows are texts, pairs of texts or images; outputs are numbers."""
+    """Rows are texts, pairs of texts or images; outputs are numbers, and of a list of texts a list of them."""
 
     def __init__(self, settings: PredictionTaskProvider) -> None:
         super().__init__(settings.inputs)
         self._settings = settings
         self._task: PredictionTask = settings.task or "embed"
-        self._num_tokens: dict[str, int] = {}  # of requests in the engine
+        self._rows: dict[str, _RowState] = {}  # by request id, without the item
 
     @property
     def output_columns(self) -> tuple[str, ...]:
@@ -68,53 +81,77 @@ class PredictionTaskOnEngine(EngineTask):
         self._task = self._settings.task or known[0]
 
     def make_jobs(self, row: SeededRow) -> list[EngineJob]:
-        """Return the row's item."""
+        """Return the row's items."""
         data, description = row.row.data, _predictor(self.model)
-        token_ids: list[int] = []
+        is_list = False
+        items: list[_Item]
         if description.image_size:
             image = self._image(data)
-            prediction = PredictionInput(task=self._task, image=image, cost=description.image_cost)
+            items = [([], PredictionInput(task=self._task, image=image, cost=description.image_cost))]
+        elif self._task == "score":
+            items = [self._pair_item(data)]
         else:
-            token_ids, num_first_tokens = self._tokens(data, description)
-            prediction = PredictionInput(task=self._task, num_first_tokens=num_first_tokens)
-        request = GenerationRequest(
-            request_id=f"{row.row.index}/0",
-            prompt_token_ids=token_ids,
-            sampling_params=SamplingParams(),
-            prediction=prediction,
-        )
-        self._num_tokens[request.request_id] = request.num_input_tokens
-        return [EngineJob(request)]
+            value = read_input(data, self.inputs)
+            is_list = isinstance(value, list)
+            items = [self._text_item(text, description) for text in (value if is_list else [value])]
+            if not items:
+                raise InvalidParameter("the input must hold at least one text", "input")
+        requests = [
+            GenerationRequest(
+                request_id=str(EngineRequestId(str(row.row.index), number)),
+                prompt_token_ids=token_ids,
+                sampling_params=SamplingParams(),
+                prediction=prediction,
+            )
+            for number, (token_ids, prediction) in enumerate(items)
+        ]
+        num_tokens = sum(request.num_input_tokens for request in requests)
+        self._rows[str(row.row.index)] = _RowState(num_tokens, is_list, [None] * len(items))
+        return [EngineJob(request) for request in requests]
 
     def read_progress(self, progress: EngineProgress) -> RowOutput | None:
-        """Read the numbers of an item."""
-        index = int(EngineRequestId.request_id_of(progress.request_id))
-        num_tokens = self._num_tokens.pop(progress.request_id)
-        if progress.error is not None:
-            return RowOutput(index=index, error=progress.error)
-        prediction = progress.deltas[-1].prediction
+        """Read the numbers of an item; returns the row's output with those of its last one."""
+        name, number, _ = EngineRequestId.parse(progress.request_id)
+        state = self._rows.get(name)
+        if state is None:  # another item of the row has failed
+            return None
+        prediction = None if progress.error is not None else progress.deltas[-1].prediction
         if prediction is None or prediction.error:
-            return RowOutput(index=index, error=prediction.error if prediction else "the engine gave no output")
-        settings, description = self._settings, _predictor(self.model)
-        value = READERS[self._task](prediction, description, settings)
-        columns = {OUTPUT_COLUMNS[self._task]: value, "usage": usage(num_tokens, 0)}
-        return RowOutput(index=index, columns=columns, prompt_tokens=num_tokens)
+            del self._rows[name]
+            self.thread.abort([str(EngineRequestId(name, each)) for each in range(len(state.values))])
+            error = progress.error or (prediction.error if prediction else "the engine gave no output")
+            return RowOutput(index=int(name), error=error)
+        state.values[number] = READERS[self._task](prediction, _predictor(self.model), self._settings)
+        state.ended.add(number)
+        if len(state.ended) < len(state.values):
+            return None
+        del self._rows[name]
+        value = state.values if state.is_list else state.values[0]
+        columns = {OUTPUT_COLUMNS[self._task]: value, "usage": usage(state.num_tokens, 0)}
+        return RowOutput(index=int(name), columns=columns, prompt_tokens=state.num_tokens)
 
-    def _tokens(self, data: Mapping[str, Any], description: PredictorDescription) -> tuple[list[int], int]:
-        tokenizer, limit = self.model.tokenizer, self.model.engine.description.max_model_len
-        truncation = Truncation(limit, "right") if self._settings.truncates else None
-        if self._task == "score":
-            pair = tokenizer.encode_pair(*_pair(data, self.inputs), truncation=truncation)
-            token_ids, num_first_tokens = pair.token_ids, pair.num_first_tokens
-        else:
-            text = read_input(data, self.inputs)
-            if not isinstance(text, str):
-                raise InvalidParameter(f"the input must be a text, got {shown(text)}", "input")
-            prompt = description.prompts.get(description.default_prompt_name, "") if self._task == "embed" else ""
-            token_ids, num_first_tokens = tokenizer.encode(prompt + text, truncation=truncation), 0
+    def _text_item(self, text: Any, description: PredictorDescription) -> _Item:
+        if not isinstance(text, str):
+            raise InvalidParameter(f"the input must be a text or a list of texts, got {shown(text)}", "input")
+        prompt = description.prompts.get(description.default_prompt_name, "") if self._task == "embed" else ""
+        token_ids = self.model.tokenizer.encode(prompt + text, truncation=self._truncation)
+        return self._checked(token_ids), PredictionInput(task=self._task)
+
+    def _pair_item(self, data: Mapping[str, Any]) -> _Item:
+        pair = self.model.tokenizer.encode_pair(*_pair(data, self.inputs), truncation=self._truncation)
+        prediction = PredictionInput(task=self._task, num_first_tokens=pair.num_first_tokens)
+        return self._checked(pair.token_ids), prediction
+
+    @property
+    def _truncation(self) -> Truncation | None:
+        limit = self.model.engine.description.max_model_len
+        return Truncation(limit, "right") if self._settings.truncates else None
+
+    def _checked(self, token_ids: list[int]) -> list[int]:
+        limit = self.model.engine.description.max_model_len
         if len(token_ids) > limit:
             raise PromptTooLong(f"the input has {len(token_ids)} tokens, more than the model's {limit}", "input")
-        return token_ids, num_first_tokens
+        return token_ids
 
     def _image(self, data: Mapping[str, Any]) -> bytes:
         names = (self.inputs.column,) if self.inputs.column else IMAGE_COLUMNS
@@ -128,8 +165,12 @@ class PredictionTaskOnEngine(EngineTask):
         try:
             if value.startswith("data:"):
                 return b64decode(value.partition(",")[2], validate=True)
-            return Path(value).read_bytes()
-        except (OSError, binascii.Error) as error:
+            if value.startswith(_BASE64_IMAGES):
+                return b64decode(value, validate=True)
+            if (content := read_small_file(value)) is None:
+                raise BadImage(f"there is no image {value[:200]!r}", "image")
+            return content
+        except (OSError, binascii.Error, JobError) as error:
             raise BadImage(f"the image {value[:80]!r} cannot be read: {error}", "image") from None
 
 

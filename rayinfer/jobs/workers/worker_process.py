@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from rayinfer.jobs.loop.step_profiler import StepProfiler
+from rayinfer.jobs.parameters import Profiling
 from rayinfer.jobs.providers import InferenceTask, JobContext, ModelProvider, RowOutput, SeededRow, TaskProvider
 from rayinfer.jobs.seeds import set_seeds
 
@@ -40,6 +42,7 @@ class WorkerProcess:
         self._model_provider = model_provider
         self._context = context
         self._task: InferenceTask | None = None
+        self._profiler = StepProfiler(_own_traces(context))
 
     def start(self) -> WorkerReport:
         """Load the model; raises what the providers raise."""
@@ -51,6 +54,7 @@ class WorkerProcess:
             model.eval()
         task.attach(model)
         self._task = task
+        self._profiler.start()
         return WorkerReport(
             process_id=os.getpid(),
             capacity=task.capacity * (CAPACITY_FACTOR if task.batch_rows == 1 else 1),
@@ -68,9 +72,19 @@ class WorkerProcess:
             outputs = task.collect(EXCHANGE_S)
             if outputs and task.batch_rows == 1:
                 outputs += task.collect(LINGER_S)
+        self._profiler.step()
         return Exchange(outputs=outputs, work_done=task.work_done)
 
     def close(self) -> None:
         """Free the model."""
+        self._profiler.stop()
         if self._task is not None:
             self._task.close()
+
+
+def _own_traces(context: JobContext) -> Profiling | None:
+    """Return the settings of traces of this worker's exchanges, in a folder of its own."""
+    settings = context.parameters.profiling
+    if settings is None:
+        return None
+    return settings.model_copy(update={"traces_dir": settings.traces_dir / f"worker-{context.worker}"})

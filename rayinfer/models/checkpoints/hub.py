@@ -25,7 +25,7 @@ def is_repo_id(name: str) -> bool:
 
 def fetch_repository(repo_id: str, *, progress: bool) -> Path:
     """Return the local snapshot of a repository; one that is whole already is used without asking the network."""
-    if (snapshot := _local_snapshot(repo_id)) is not None:
+    if (snapshot := local_snapshot(repo_id)) is not None:
         return snapshot
     try:
         return Path(_download(repo_id, tqdm_class=None if progress else _silent_bar()))
@@ -35,7 +35,8 @@ def fetch_repository(repo_id: str, *, progress: bool) -> Path:
         raise ModelNotFound(f"{repo_id!r} is no folder here and cannot be fetched from the hub: {reason}") from None
 
 
-def _local_snapshot(repo_id: str) -> Path | None:
+def local_snapshot(repo_id: str) -> Path | None:
+    """Return the local snapshot of a repository if it is whole; asks no network."""
     try:
         snapshot = Path(_download(repo_id, local_files_only=True))
         check_model_folder(snapshot)
@@ -64,7 +65,7 @@ def _download(repo_id: str, **settings: Any) -> str:
 
 def fetch_config(repo_id: str) -> Path:
     """Return a folder with the config.json of a repository, downloading that file alone; raises ModelNotFound."""
-    if (snapshot := _local_snapshot(repo_id)) is not None:
+    if (snapshot := local_snapshot(repo_id)) is not None:
         return snapshot
     hub = importlib.import_module("huggingface_hub")
     try:

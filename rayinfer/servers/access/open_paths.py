@@ -19,7 +19,7 @@ SCOPES = {
     "/is_sleeping": Scope.OPERATE,
     "/is_paused": Scope.OPERATE,
 }
-OPERATE_PREFIXES = ("/v2/repository/models/",)  # loads and unloads
+OPERATE_PREFIXES = ("/v2/repository/models/", "/operations/")  # loads and unloads; drain, scale, reload
 
 
 def route_path(scope: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any, TypeVar
 
@@ -117,10 +117,14 @@ class GenerationService:
         check_grammar(self._grammar_checks, model, params, field)
 
     def remaining_s(self, context: RequestContext, own_s: float | None) -> float | None:
-        """Return the time that a request has left, by its own limit and the service's; None for no limit."""
+        """Return the time that a request has left, by its own limit and the service's; None for no limit.
+
+        Rows of batches have their batch's window, for which they may wait.
+        """
+        service_s = None if context.is_batch_row else self._request_timeout_s
         elapsed_s = max(0.0, time.time() - context.identity.received_s)
         own_s = None if own_s is None else max(0.0, own_s - elapsed_s)
-        return min((each for each in (own_s, self._request_timeout_s) if each is not None), default=None)
+        return min((each for each in (own_s, service_s) if each is not None), default=None)
 
     def start(
         self, context: RequestContext, generation: PreparedGeneration, response_id: str
@@ -131,6 +135,8 @@ class GenerationService:
         """
         if isinstance(refusal := generation.model.generator.overload(), ShuttingDown):
             raise refusal  # here, as the rest of a list of prompts that has begun is still admitted
+        if context.priority is not None:
+            generation = replace(generation, priority=context.priority)
         if not generation.inputs:
             self.limits.check_params(generation.params)
             self.limits.check_num_choices(len(generation.prompts), generation.params.n)
@@ -207,6 +213,7 @@ class GenerationService:
                 request_ids=[each.request_id for each in requests],
                 received_s=context.identity.received_s,
                 tenant=context.caller.tenant,
+                prompt_token_ids=next(iter(generation.prompts), ()),
             )
         lists = self._input_lists if generation.inputs else self._prompt_lists
         return generate_outputs(generation.model.generator, requests, lists)

@@ -5,12 +5,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rayinfer.errors import InvalidParameter, NotSupported, shown
+from rayinfer.priority_queue import BACKGROUND_PRIORITY
 from rayinfer.protocols import Tensor
 
 MAX_ID_CHARS = 128
 MAX_NAME_CHARS = 256
 MAX_PARAMETERS = 64
-MAX_PRIORITY = 10
+MAX_PRIORITY = BACKGROUND_PRIORITY
 MAX_CLASSES = 4096
 MAX_TIMEOUT_US = 2**63 - 1
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")

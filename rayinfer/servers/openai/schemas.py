@@ -5,10 +5,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from rayinfer.errors import InvalidParameter
+from rayinfer.priority_queue import BACKGROUND_PRIORITY
 from rayinfer.tokenization.truncation import TruncationSide
 from rayinfer.tool_calls.tools import MAX_TOOLS, NAME_PATTERN
 
-MAX_PRIORITY = 10
+MAX_PRIORITY = BACKGROUND_PRIORITY
 MAX_SALT_CHARS = 128
 SALT_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_SALT_CHARS, "pattern": r"^[^@/\\\x00]+$"}
 MAX_LIST_ITEMS = 4096  # messages of a conversation, parts of all of them, token ids that stop or are allowed

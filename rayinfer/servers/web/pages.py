@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 FILES_PATH = "/ui/"
 _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' blob:; "
     "base-uri 'self'; form-action 'none'; frame-ancestors 'none'"
 )
 _HEADERS: Mapping[str, str] = {

@@ -10,10 +10,12 @@ import torch
 
 from rayinfer_kernels import reference
 from rayinfer_kernels.gpu.argmax import argmax
+from rayinfer_kernels.gpu.kernels import GpuKernels
 from rayinfer_kernels.gpu.language import IS_INTERPRETED
 from rayinfer_kernels.gpu.mask_rows import mask_rows_
 from rayinfer_kernels.gpu.sampling import philox, sampling
 from rayinfer_kernels.gpu.tuning import SamplingTuning
+from rayinfer_kernels.implementation import RowMasks
 from support.kernels.pairwise import Void
 from support.kernels.row_layouts import LAYOUTS, laid_out
 
@@ -264,3 +266,18 @@ def test_masks_forbid_what_the_reference_forbids(case, device):
     mask_rows_(got, lines.to(device), masks.to(device), block=128)
     reference.mask_rows_(rows, lines, masks)
     torch.testing.assert_close(got.to(CPU), rows, atol=0, rtol=0)
+
+
+def test_masked_rows_get_the_tokens_of_the_reference(device):
+    rows, width = 6, 300
+    logits, uniform = random_logits(rows, width, "plain", torch.bfloat16), torch.rand(rows, dtype=torch.float64)
+    settings = [torch.full((rows,), 0.8), torch.full((rows,), width), torch.ones(rows), torch.zeros(rows), uniform]
+    settings.append(torch.arange(rows) % 3 == 0)
+    bits = torch.randint(-(2**31), 2**31, (3, 10)).to(torch.int32)
+    bits[0] = 0
+    masks = RowMasks(torch.tensor([4, 0, 1]), bits)
+    expected = reference.sample_rows(logits, *settings, masks)
+    on_device = RowMasks(masks.lines.to(device), masks.bits.to(device))
+    got = GpuKernels().sample_rows(logits.to(device), *(each.to(device) for each in settings), on_device)
+    assert got.token_ids.tolist() == expected.token_ids.tolist()
+    assert got.is_invalid.tolist() == expected.is_invalid.tolist() == [False] * 4 + [True, False]

@@ -52,6 +52,7 @@ class ServeCommand:
         self, *arguments: object, cache: Path, command: Sequence[str] = COMMAND, environment: Mapping[str, str] = {}
     ) -> None:
         self.port = free_port()
+        self.cache = cache
         self.url = f"http://127.0.0.1:{self.port}"
         self.lines: list[str] = []  # what it has written so far
         self._process = subprocess.Popen(

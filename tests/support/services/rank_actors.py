@@ -17,9 +17,9 @@ from rayinfer.config import EngineConfig
 from rayinfer.errors import EngineDead
 from rayinfer.outputs import TokenDelta
 from rayinfer.protocols import GenerationRequest
-from rayinfer_deployments.cluster.actor_processes import process_of
+from rayinfer_deployments.cluster.actor_processes import ActorProcess, process_of
 from rayinfer_deployments.discovery.engine_address import EngineAddress
-from rayinfer_deployments.engine.engine_ranks import EngineResources, create_engine_group
+from rayinfer_deployments.engine.engine_ranks import EngineGroup, EngineResources, create_engine_group
 from rayinfer_deployments.router.ray_engine_client import RayEngineClient
 
 MAX_RANKS = 4
@@ -53,16 +53,26 @@ class GroupOwner:
         finally:
             group.kill()
 
-    async def seconds_until_named(self, config: EngineConfig, number: int, after_s: float) -> tuple[str, float]:
-        """Stop rank 1 so long after Ray has made its process; returns what the start then fails with, and when."""
-        address = EngineAddress(actor_name=f"engine-{number}", namespace="rank-actors")
-        resources = EngineResources(num_ranks=2, num_cpus=CPUS_EACH, num_gpus=0)
-        group = create_engine_group(address, config, resources, 2)
+    async def start_seconds(self, config: EngineConfig, number: int) -> float:
+        """Start two rank actors undisturbed; returns the seconds from rank 1's process to the end of the start."""
+        group = self._two_ranks(config, number)
         try:
             async with asyncio.timeout(WITHIN_S):
                 starting = asyncio.ensure_future(group.start())
-                while (process := await asyncio.to_thread(process_of, group.others[1])) is None:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+                await _rank_1_process(group)
+                began = time.monotonic()
+                await starting
+                return time.monotonic() - began
+        finally:
+            group.kill()
+
+    async def seconds_until_named(self, config: EngineConfig, number: int, after_s: float) -> tuple[str, float]:
+        """Stop rank 1 so long after Ray has made its process; returns what the start then fails with, and when."""
+        group = self._two_ranks(config, number)
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                starting = asyncio.ensure_future(group.start())
+                process = await _rank_1_process(group)
                 await asyncio.sleep(after_s)
                 os.kill(process.process_id, signal.SIGSTOP)
                 stopped = time.monotonic()
@@ -73,6 +83,17 @@ class GroupOwner:
                 return "it has started", 0.0
         finally:
             group.kill()
+
+    def _two_ranks(self, config: EngineConfig, number: int) -> EngineGroup:
+        address = EngineAddress(actor_name=f"engine-{number}", namespace="rank-actors")
+        resources = EngineResources(num_ranks=2, num_cpus=CPUS_EACH, num_gpus=0)
+        return create_engine_group(address, config, resources, 2)
+
+
+async def _rank_1_process(group: EngineGroup) -> ActorProcess:
+    while (process := await asyncio.to_thread(process_of, group.others[1])) is None:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    return process
 
 
 @contextlib.contextmanager

@@ -40,6 +40,15 @@ def test_what_is_left_out_or_null_is_still_open_where_the_engine_is_built():
         ),
         ({"models": [{"model": "m", "block_size": 7}]}, r"models\.0\.block_size: "),
         (
+            {"models": [{"model": "m"}], "num_routers": 2, "router_on_every_node": True},
+            "router_on_every_node and num_r",
+        ),
+        (
+            {"models": [{"model": "m", "pipeline_parallel_size": 3, "node_labels": [{"a": "b"}] * 2}]},
+            "one for each of the 3 stages or ranks that are placed, got 2",
+        ),
+        ({"models": [{"model": "m", "placement_group_strategy": "spread"}]}, r"placement_group_strategy: .*'spread'"),
+        (
             {"models": [{"model": "m"}], "otlp_traces_endpoint": "host:4317"},
             r"otlp_traces_endpoint must be a URL as .*, got 'host:4317'",
         ),

@@ -106,6 +106,33 @@ def test_every_rank_has_a_bundle_of_its_own_on_one_node_and_the_replica_is_in_th
     assert engines.init_kwargs["resources"].num_ranks == len(bundles)
 
 
+@pytest.mark.parametrize(
+    ("settings", "bundles", "labels"),
+    [
+        ({"tensor_parallel_size": 2}, [{"CPU": 1.05}, {"CPU": 1}], None),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "num_gpus": 1}, [{"CPU": 2.05}, {"CPU": 2}], None),
+        (
+            {"pipeline_parallel_size": 2, "node_labels": [{"zone": "a"}]},
+            [{"CPU": 1.05}, {"CPU": 1}],
+            [{"zone": "a"}] * 2,
+        ),
+        (
+            {"tensor_parallel_size": 2, "node_labels": [{"rack": "1"}, {"rack": "2"}]},
+            [{"CPU": 1.05}, {"CPU": 1}],
+            [{"rack": "1"}, {"rack": "2"}],
+        ),
+    ],
+)
+def test_spread_engines_have_a_bundle_for_each_stage_or_rank(settings, bundles, labels):
+    model = {"model": "/nowhere/a", "num_cpus": 1, "placement_group_strategy": "SPREAD"} | settings
+    application = build_llm_app(llm_app_args({"models": [model]}))
+    engines = application._bound_deployment.init_args[0][0].engines._bound_deployment
+    gpus = {"GPU": 2} if settings.get("num_gpus") else {}
+    assert engines._replica_config.placement_group_bundles == [pytest.approx(bundle | gpus) for bundle in bundles]
+    assert engines._replica_config.placement_group_strategy == "SPREAD"
+    assert engines._replica_config.placement_group_bundle_label_selector == labels
+
+
 def test_spans_without_the_packages_that_export_them_are_refused(monkeypatch):
     args = llm_app_args({"models": [{"model": "/nowhere/a"}], "otlp_traces_endpoint": "http://127.0.0.1:4318"})
     router = build_llm_app(args)._bound_deployment

@@ -72,6 +72,7 @@ def test_grammars_of_every_kind_are_accepted(checks, fields):
         ({"grammar": "start: missing"}, "missing"),
         ({"grammar": 'start: <absent> "a"'}, "absent"),
         ({"grammar": "root ::= ("}, "grammar"),
+        ({"grammar": "root ::= " + " | ".join(f'"{n:05d}"' for n in range(500))}, "at most 4096 characters"),
         ({"structural_tag": {"structures": []}}, "structures"),
         ({"structural_tag": {**TAG, "triggers": ["<g"]}}, "no trigger begins '<f>'"),
         ({"structural_tag": {"format": {"type": "json_schema"}}}, "triggered_tags"),

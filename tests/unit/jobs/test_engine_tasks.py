@@ -1,7 +1,10 @@
 import json
+from base64 import b64encode
 from dataclasses import replace
 
 import pytest
+from openai.types import Completion, CreateEmbeddingResponse
+from openai.types.chat import ChatCompletion
 
 from rayinfer.errors import ConfigError, InvalidParameter, NotSupported
 from rayinfer.jobs.batch_job import batch_job, configure_batch_job, read_batch_job
@@ -13,6 +16,7 @@ from rayinfer.predictors.predictor import Predictor
 from rayinfer.sampling_params import SamplingParams
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
 from support.tiny_models.tiny_encoders import make_tiny_encoder
+from support.tiny_models.tiny_images import picture, png, save_classifier
 
 ENGINE = {"dtype": "float32", "num_threads": 1, "num_kv_blocks": 256, "max_num_seqs": 4}
 
@@ -173,3 +177,78 @@ def test_the_model_decides_whether_rows_are_embedded_or_classified(folder):
     assert [each["score"] for each in labels[3]["labels"]] == pytest.approx([each.score for each in best], abs=1e-6)
     with pytest.raises(ConfigError, match="this model does embed"):
         run_job(folder, "wrong-task", rows, model=str(folder / "embedder"), task="score", **settings)
+
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "n": 2, "temperature": 0.8}
+COMPLETION = {"prompt": "hi", "max_completion_tokens": 3}
+
+
+def batch_lines(*bodies, url="/v1/chat/completions"):
+    return [
+        {"custom_id": f"row-{index}", "method": "POST", "url": url, "body": body} for index, body in enumerate(bodies)
+    ]
+
+
+def test_batch_lines_become_the_lines_of_a_batchs_output(folder):
+    rows = batch_lines(CHAT, COMPLETION, {**CHAT, "tools": [{}]})
+    found = run_job(folder, "lines", rows, input_format="openai", sampling={"temperature": 0})
+    assert [line["custom_id"] for line in found] == ["row-0", "row-1", "row-2"]
+    assert len({line["id"] for line in found}) == 3
+    chat, completion = (line["response"]["body"] for line in found[:2])
+    assert ChatCompletion.model_validate(chat, strict=True).choices[1].message.content
+    assert chat["choices"][0]["message"]["content"] != chat["choices"][1]["message"]["content"]
+    assert Completion.model_validate(completion, strict=True).usage.completion_tokens == 3
+    assert found[2]["response"] is None
+    assert found[2]["error"]["code"] == "row_failed"
+    assert "tools" in found[2]["error"]["message"]
+    columns = run_job(
+        folder, "columns", rows, input_format="openai", output_shape="columns", sampling={"temperature": 0}
+    )
+    assert columns[0]["text"] == [choice["message"]["content"] for choice in chat["choices"]]
+
+
+def test_a_batch_line_may_have_several_texts_to_embed(folder):
+    make_tiny_encoder(folder / "several", "Bert", "Model")
+    rows = batch_lines({"input": ["one", "two"]}, {"input": "one"}, {"input": []}, {"input": [1]}, url="/v1/embeddings")
+    settings = {"sampling": {}, "engine": {"dtype": "float32", "num_threads": 1}, "model": str(folder / "several")}
+    found = run_job(folder, "vectors-of-lines", rows, input_format="openai", **settings)
+    first, second = (line["response"]["body"]["data"] for line in found[:2])
+    assert [each["index"] for each in first] == [0, 1]
+    assert first[0]["embedding"] == pytest.approx(second[0]["embedding"], abs=1e-6)
+    assert CreateEmbeddingResponse.model_validate(found[0]["response"]["body"]).data[1].embedding
+    assert [line["error"] is None for line in found] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"output_shape": "openai"}, "is for the input_format openai"),
+        ({"input_format": "openai", "output_format": "sqlite"}, "written as JSON lines, not sqlite"),
+    ],
+)
+def test_an_output_that_cannot_hold_batch_lines_is_refused(folder, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        run_job(folder, "shape", [{"prompt": "a"}], **settings)
+
+
+def test_images_of_rows_are_bytes_paths_and_base64(folder):
+    pictures = [png(picture(40, 40 + number)) for number in range(3)]
+    (folder / "classifier-of-images").mkdir()
+    save_classifier(folder / "classifier-of-images", "ViT")
+    (folder / "photo.png").write_bytes(pictures[0])
+    encoded = [b64encode(each).decode() for each in pictures]
+    rows = [
+        {"image": str(folder / "photo.png")},
+        {"image": encoded[0]},
+        {"image": f"data:image/png;base64,{encoded[1]}"},
+        {"image": {"bytes": None, "path": str(folder / "photo.png")}},
+        {"image": str(folder / "missing.png")},
+        {"text": "none"},
+        {"image": "data:image/png;base64,!"},
+    ]
+    settings = {"sampling": {}, "engine": {"dtype": "float32", "num_threads": 1}, "top_k_labels": 1}
+    found = run_job(folder, "images", rows, model=str(folder / "classifier-of-images"), **settings)
+    assert [row["error"] is None for row in found] == [True] * 4 + [False] * 3
+    assert found[0]["labels"] == found[1]["labels"] == found[3]["labels"]
+    assert found[0]["labels"] != found[2]["labels"]
+    assert "there is no image" in found[4]["error"]

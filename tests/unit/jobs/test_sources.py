@@ -169,3 +169,14 @@ def test_the_files_of_a_folder_are_read_in_the_order_of_their_names(tmp_path):
     for name in ("b.jsonl", "a.jsonl", ".hidden.jsonl", "_pending.jsonl", "notes.md"):
         write_file("local", tmp_path, name, b'{"name":"%s"}\n' % name.encode())
     assert [row[2]["name"] for row in rows_of(tmp_path)] == ["a.jsonl", "b.jsonl"]
+
+
+def test_a_folder_of_images_has_a_row_for_each(tmp_path):
+    for name in ("b.png", "a.jpg", ".hidden.png", "c/d.webp"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"image")
+    source = open_source(tmp_path)
+    rows = list(source.rows())
+    assert [row.data["path"] for row in rows] == [str(tmp_path / name) for name in ("a.jpg", "b.png", "c/d.webp")]
+    assert list(source.rows(rows[0].end)) == rows[1:]
+    assert source.num_rows == 3

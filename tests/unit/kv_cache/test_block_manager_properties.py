@@ -179,6 +179,12 @@ class PoolMachine(RuleBasedStateMachine):
             self.call("reset_prefix_cache")
 
     @invariant()
+    def cached_blocks_are_counted(self):
+        assert 0 <= self.manager.num_cached <= self.manager.num_free
+        if not any(self.readers.values()):  # then all that can be hit is free
+            assert self.manager.num_cached == sum(map(self.manager.is_stored, self.seen_hashes))
+
+    @invariant()
     def free_and_used_add_up(self):
         num_used = sum(1 for count in self.readers.values() if count)
         assert self.manager.num_used == num_used

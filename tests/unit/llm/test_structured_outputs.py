@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from rayinfer import LLM, SamplingParams
+from rayinfer import LLM, SamplingParams, StructuredOutputsParams
 from rayinfer.errors import InvalidParameter
 from rayinfer.protocols import GenerationRequest
 
@@ -46,6 +46,15 @@ def test_answers_of_several_choices_follow_their_own_grammars(llm):
     assert set(texts(outputs[2:3])) <= {"yes", "no"}
     assert {choice.finish_reason for output in outputs[:3] for choice in output.outputs} == {"stop"}
     assert not any(map(is_json, texts(outputs[3:])))
+
+
+def test_a_form_given_to_generate_or_chat_holds_all_answers(llm):
+    form = StructuredOutputsParams(choice=["yes", "no"])
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=20)
+    outputs = llm.generate(["the quick", "brown fox"], params, structured=form, use_tqdm=False)
+    outputs += llm.generate(["the quick"], [params], structured=form, use_tqdm=False)
+    assert set(texts(outputs)) <= {"yes", "no"}
+    assert params.structured_outputs is None
 
 
 def is_json(text):
@@ -103,6 +112,18 @@ def test_preempted_and_slept_answers_are_those_of_an_undisturbed_run(folder, llm
     assert all(re.fullmatch(PATTERN["regex"], text) for text in expected)
 
 
+def test_answers_stay_valid_and_equal_under_150_preemptions(folder, llm):
+    forms = [PATTERN, {"regex": "([a-d]{4},){9}[a-d]"}, {"grammar": 'start: ("<" /[0-9]{3}/ ">"){12}'}]
+    prompts = [f"the quick brown fox {i}" for i in range(90)]
+    params = [drawn(forms[i % 3], seed=i) for i in range(90)]
+    expected = texts(llm.generate(prompts, params, use_tqdm=False))
+    with LLM(str(folder), **{**SETTINGS, "num_kv_blocks": 24, "max_num_seqs": 16}) as small:
+        assert texts(small.generate(prompts, params, use_tqdm=False)) == expected
+        assert small.stats.num_preemptions_total >= 150
+    patterns = [PATTERN["regex"], forms[1]["regex"], "(<[0-9]{3}>){12}"]
+    assert all(re.fullmatch(patterns[i % 3], text) for i, text in enumerate(expected))
+
+
 @pytest.mark.parametrize("num_known", [1, 7, 40])
 def test_a_migrated_answer_goes_on_where_it_was(llm, num_known):
     params = drawn(PATTERN, seed=11)
@@ -125,6 +146,14 @@ def test_steps_ahead_give_the_same_answers(folder, llm):
     expected = texts(llm.generate(prompts, params, use_tqdm=False))
     with LLM(str(folder), async_scheduling=True, **SETTINGS) as ahead:
         assert texts(ahead.generate(prompts, params, use_tqdm=False)) == expected
+
+
+@pytest.mark.parametrize("ranks", ["pipeline_parallel_size", "tensor_parallel_size"])
+def test_several_ranks_give_the_same_answers(folder, llm, ranks):
+    prompts, params = ["the quick brown fox"] * 3, [drawn(form, seed=5) for form in (JSON, PATTERN, None)]
+    expected = texts(llm.generate(prompts, params, use_tqdm=False))
+    with LLM(str(folder), **{ranks: 2}, **SETTINGS) as several:
+        assert texts(several.generate(prompts, params, use_tqdm=False)) == expected
 
 
 def test_a_grammar_that_does_not_compile_is_refused_at_once(llm):

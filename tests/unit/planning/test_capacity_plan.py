@@ -6,12 +6,17 @@ import pytest
 
 from rayinfer.errors import ConfigError
 from rayinfer.planning.capacity_plan import Objectives, make_plan
-from rayinfer.planning.hardware import CARDS, find_card
+from rayinfer.planning.hardware import CARDS, Hardware, find_card
 from rayinfer.planning.model_footprint import footprint_of
-from rayinfer.planning.step_times import GPU, StepTimes
+from rayinfer.planning.step_times import CPU, GPU, StepTimes
 
 RESULTS = Path(__file__).parents[3] / "kernels" / "benchmarks" / "results"
 OBJECTIVES = Objectives(rate=20, ttft_s=1, itl_s=0.05, prompt_len=512, output_len=128)
+SMOLLM2 = {
+    **{"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", "tie_word_embeddings": True, "vocab_size": 49_152},
+    **{"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "head_dim": 64},
+    **{"num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 8192},
+}
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +36,17 @@ def test_the_shares_are_those_that_the_h100_s_results_give():
     num_steps = 1023  # of the longest answer
     estimated = rows["B1"]["floor_s"] / GPU.cache + num_steps * GPU.step_s
     assert estimated == pytest.approx(rows["B1"]["seconds"][0], rel=0.01)
+
+
+def test_the_shares_of_a_cpu_give_the_times_that_were_measured(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SMOLLM2))
+    measured = json.loads((RESULTS / "plan-cpu.json").read_text())
+    model = footprint_of(str(tmp_path))
+    times = StepTimes(model=model, hardware=Hardware(**measured["hardware"]), efficiency=CPU)
+    assert times.prefill_s(256) == pytest.approx(measured["measured_s"]["prefill of 256 tokens"], rel=0.05)
+    for batch in (1, 8, 32):
+        estimated = times.decode_step_s(batch, 268)
+        assert estimated == pytest.approx(measured["measured_s"][f"decoding step of {batch}"], rel=0.05)
 
 
 def test_a_step_of_one_request_takes_what_was_measured(model):

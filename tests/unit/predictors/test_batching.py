@@ -223,3 +223,10 @@ def test_padded_batches_mix_no_priorities():
 def test_settings_out_of_range_are_refused(settings):
     with pytest.raises(ConfigError):
         BatchingSettings(**settings)
+
+
+def test_background_items_leave_without_others():
+    batcher = batcher_of()
+    add(batcher, "row", "row too", priority=10)
+    add(batcher, "interactive")
+    assert [batcher.take_batch() for _ in range(2)] == [["interactive"], ["row", "row too"]]

@@ -183,3 +183,24 @@ def test_settings_that_cannot_be_are_named(settings, said):
 def test_a_model_that_may_have_no_engine_begins_with_one():
     assert autoscaling_settings({"min_replicas": 0, "max_replicas": 3}).first_replicas == 1
     assert autoscaling_settings({"min_replicas": 2, "max_replicas": 3}).first_replicas == 2
+
+
+@pytest.mark.parametrize(
+    ("load", "reason"),
+    [
+        ({"first_tokens": waiting(2500)}, "2500 prompt tokens wait, 1000 an engine may"),
+        ({"num_running": 9}, "engines are 90% full, 85% is the target"),
+    ],
+)
+def test_a_decision_has_its_reason(load, reason):
+    service = Service()
+    service.go_on(3, **load)
+    assert (service.target > 1, service.count.reason) == (True, reason)
+
+
+def test_a_missed_objective_and_an_idle_engine_are_reasons():
+    service = Service()
+    service.go_on(WINDOW_S + 5, first_tokens=FirstTokenCounts(num_started=20, num_late=4), num_running=3)
+    assert service.count.reason == "20% of first tokens came after 2 s, 5% may"
+    assert service.go_on(200) == 1
+    assert service.count.reason == "1 would have held the load of the last 60 s"

@@ -85,6 +85,18 @@ async def test_requests_wait_in_the_router_until_an_engine_has_credits(narrow):
     await narrow.answer("c")
 
 
+async def test_waiting_requests_are_counted_by_tenant_and_priority(narrow):
+    await narrow.ask("first")
+    await narrow.ask("a", "b", tenant="alice")
+    await narrow.ask("c", tenant="bob", priority=2)
+    queued_by = narrow.metrics.queued_by("m")
+    assert queued_by == {("alice", 0): 2, ("bob", 2): 1}
+    narrow.tasks["a"].cancel()
+    await until(lambda: queued_by == {("alice", 0): 1, ("bob", 2): 1})
+    assert await narrow.order(3) == ["first", "b", "c"]
+    assert queued_by == {}
+
+
 async def test_the_urgent_go_first_and_the_others_in_order(narrow):
     await narrow.ask("runs", priority=-10)
     await narrow.ask("late", "later", priority=3)

@@ -89,6 +89,38 @@ def test_random_outputs_never_raise(name: str) -> None:
         assert parts(single) == parts(whole), pieces
 
 
+@recordings
+def test_damaged_answers_do_not_depend_on_cuts(recording: Recording) -> None:
+    rng = random.Random(recording.name)
+    for _ in range(60):
+        answer = damaged(recording.answer, rng)
+        whole = parts(parse(new_parser(recording), [answer]))
+        assert parts(parse(new_parser(recording), list(answer))) == whole, answer
+
+
+def damaged(answer: str, rng: random.Random) -> str:
+    for _ in range(rng.randrange(1, 4)):
+        start, end = sorted(rng.choices(range(len(answer) + 1), k=2))
+        other = rng.choice(RECORDINGS).answer
+        at = rng.randrange(len(other))
+        answer = rng.choice(
+            [
+                answer[:start] + answer[min(end, start + 6) :],
+                answer[:start] + other[at : at + rng.randrange(1, 40)] + answer[start:],
+                answer[:start] + rng.choice("{}[]\"\\'<>|:,;()= \n\0é🙂0-.eE") + answer[start:],
+                answer[:end] + answer[start:end] + answer[end:],
+            ]
+        )
+    return answer
+
+
+def test_what_follows_an_endless_name_is_read_at_any_cut() -> None:
+    answer = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>" + "x" * 900 + "<｜end▁of▁sentence｜>"
+    for pieces in ([answer], list(answer)):
+        parsed = parse(AnswerParser(FORMATS["deepseek"], TOOLS), pieces)
+        assert parsed.text == answer.removesuffix("<｜end▁of▁sentence｜>")
+
+
 @pytest.mark.parametrize(
     "text", ["<tool_call>" + "[" * 50_000, "[add(a=" + "[" * 50_000 + "]" * 50_001, "<tool_call>" * 9000]
 )

@@ -9,9 +9,9 @@ from rayinfer.errors import InvalidParameter
 from rayinfer.grammars.compilation import compile_grammar
 from rayinfer.grammars.spec import StructuredOutputsParams
 from rayinfer.tool_calls.answer_parser import AnswerParser
-from rayinfer.tool_calls.call_grammars import arguments_schema, call_grammar
+from rayinfer.tool_calls.call_grammars import MAX_SCHEMA_BYTES, arguments_schema, call_grammar
 from rayinfer.tool_calls.formats import FORMATS
-from rayinfer.tool_calls.tools import read_tool_choice
+from rayinfer.tool_calls.tools import Tool, ToolChoice, read_tool_choice
 from unit.tool_calls.parsed_answers import parse
 
 TOKENS = (
@@ -147,6 +147,13 @@ def test_reasoning_may_precede_calls():
         _, matcher = compiled(lark, special, reasoning_tags=("<think>", "</think>"), begins_in_reasoning=True)
         tokens = [*b"so ", *end, *call.encode()]
         assert matcher.deep_copy().validate_tokens(tokens) == len(tokens)
+
+
+def test_parameters_of_megabytes_are_refused():
+    members = {f"member {number}": {"type": "string"} for number in range(20_000)}
+    tool = Tool("f", {"type": "object", "properties": members}, False, {})
+    with pytest.raises(InvalidParameter, match=f"at most {MAX_SCHEMA_BYTES} bytes"):
+        call_grammar(FORMATS["hermes"], ToolChoice(tools=(tool,), mode="required"))
 
 
 def test_parameters_that_are_no_object_are_refused():

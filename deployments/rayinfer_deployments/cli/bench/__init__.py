@@ -10,15 +10,18 @@ from rayinfer_deployments.cli.bench.engine_benchmarks import (
     parallel,
     peers,
     scheduler,
+    structured,
 )
 from rayinfer_deployments.cli.bench.predictor_benchmarks import predictors
-from rayinfer_deployments.cli.bench.service_benchmarks import hostile, router, serve
+from rayinfer_deployments.cli.bench.service_benchmarks import batches, hostile, router, serve
 from rayinfer_deployments.cli.bench.study_benchmarks import autoscaling, quality, routing
 from rayinfer_deployments.cli.failures import in_one_line
 
 BENCHMARKS = (
     offline,
+    structured,
     serve,
+    batches,
     scheduler,
     parallel,
     kernels,

@@ -65,6 +65,36 @@ def offline(
     show(report, json_file)
 
 
+@with_engine_options
+def structured(
+    model: Model = DEFAULT_MODEL,
+    streams: Annotated[str, typer.Option(help="requests at once, with commas between")] = "1,32",
+    num_tokens: Annotated[int, typer.Option(min=8, help="tokens of an answer")] = 96,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds of both, one after the other; the median counts")] = 7,
+    temperature: Annotated[float, typer.Option(min=0.0, help="of all requests")] = 1.0,
+    json_file: JsonFile = None,
+    engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
+) -> None:
+    """Answers held to JSON schemas beside free ones, in turns, and the compilation of a schema of 10 kB."""
+    from rayinfer.benchmark.offline.structured import run_structured_benchmark
+
+    numbers = [int(name) for name in split_names(streams) if name.isdigit() and int(name)]
+    if len(numbers) != len(split_names(streams)) or not numbers:
+        raise ConfigError(f"expected numbers of streams with commas between, got {streams!r}")
+    with progress_log() as log:
+        report = run_structured_benchmark(
+            model,
+            engine_settings,
+            numbers,
+            num_tokens=num_tokens,
+            num_rounds=rounds,
+            temperature=temperature,
+            command=typed_command(),
+            log=log,
+        )
+    show(report, json_file)
+
+
 def scheduler(
     running: Annotated[
         list[int] | None,

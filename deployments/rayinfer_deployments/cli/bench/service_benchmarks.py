@@ -151,6 +151,50 @@ def hostile(
         raise typer.Exit(1)
 
 
+def batches(
+    base_url: Annotated[str, typer.Option(help="a running service with batches")] = "http://127.0.0.1:8000",
+    model: Annotated[str, typer.Option(help="the model's name there")] = DEFAULT_MODEL,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds, each without the batch and then beside it")] = 3,
+    num_requests: Annotated[int, typer.Option(min=1, help="interactive requests in each phase of a round")] = 20,
+    input_len: Annotated[str, typer.Option(help="their prompts in tokens, or LOW:HIGH")] = "128",
+    output_len: Annotated[str, typer.Option(help="their outputs in tokens, or LOW:HIGH")] = "4",
+    rows: Annotated[int, typer.Option(min=1, help="rows of a batch: more than are computed meanwhile")] = 2000,
+    row_input_len: Annotated[str, typer.Option(help="their prompts in tokens, or LOW:HIGH")] = "32:256",
+    row_output_len: Annotated[str, typer.Option(help="their outputs in tokens, or LOW:HIGH")] = "32:256",
+    max_steps: Annotated[float, typer.Option(min=0.0, help="allowed increase of the p95, in steps")] = 1.0,
+    seed: Seed = 0,
+    api_key: Annotated[str | None, typer.Option(help="the service's key")] = None,
+    output: Output = RESULTS,
+) -> None:
+    """First tokens of interactive requests beside a full batch; exit code 1 if it delays their p95 by over a step."""
+    interrupt_on_signals()
+    from rayinfer.benchmark.load.batch_effect import BatchEffectPlan, measure_batch_effect
+    from rayinfer.benchmark.load.workloads import parse_lengths
+    from rayinfer.benchmark.report import write_markdown
+
+    plan = BatchEffectPlan(
+        base_url=base_url,
+        model=model,
+        num_rounds=rounds,
+        num_requests=num_requests,
+        input_len=parse_lengths(input_len),
+        output_len=parse_lengths(output_len),
+        num_rows=rows,
+        row_input_len=parse_lengths(row_input_len),
+        row_output_len=parse_lengths(row_output_len),
+        seed=seed,
+        api_key=api_key,
+    )
+    with progress_log(keeps_lines=True) as log:
+        report = asyncio.run(measure_batch_effect(plan, typed_command(), log))
+    show(report, output / "batches.json")
+    note = f"{report.environment}: `{report.command}`"
+    write_markdown(output / "batches.md", "Interactive requests beside a full batch", report.tables(), note)
+    typer.echo(f"written: {output / 'batches.json'}, {output / 'batches.md'}")
+    if report.added_steps > max_steps:
+        raise typer.Exit(1)
+
+
 @contextlib.contextmanager
 def _hostile_target(base_url: str | None, model: str, interval_ms: float) -> Iterator[tuple[str, str]]:
     """Return URL and model of a running service, or of one with an engine without a model."""

@@ -12,6 +12,7 @@ from rayinfer_deployments.cli.failures import in_one_line
 CONTROL_S = 150.0
 DRAIN_S = 1300.0
 RELOAD_S = 700.0
+NODE_DEADLINE_S = 600.0
 
 Model = Annotated[str | None, typer.Option(help="only this model's engines (default: those of all models)")]
 
@@ -53,16 +54,29 @@ def drain(
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="replace all engines of all models")] = False,
     shrink: Annotated[bool, typer.Option("--shrink", help="start no replacement: one engine fewer")] = False,
+    node: Annotated[
+        str | None, typer.Option(help="move everything off this node, by its address, name or id; Ray then ends there")
+    ] = None,
+    deadline: Annotated[
+        float, typer.Option(min=1.0, help="seconds after which the node goes, with --node")
+    ] = NODE_DEADLINE_S,
     port: Port = None,
     address: Address = None,
     application: Application = None,
 ) -> None:
-    """Replace an engine: its streams migrate to others at once, and a new one is started in its place."""
+    """Replace an engine, or empty a node: streams migrate at once, and new engines are started in place of others."""
+    where = _Where(port, address, application)
+    if node is not None:
+        if engine is not None or every or shrink:
+            raise ConfigError("--node excludes an engine's name, --all and --shrink: it is all of a node")
+        emptied = _ask(where, "drain_node", deadline + CONTROL_S, node=node, deadline_s=deadline)
+        typer.echo(f"{emptied['node']} is empty; moved: {', '.join(emptied['moved']) or 'nothing'}")
+        return
     if (engine is None) != every:
-        raise ConfigError("name one engine (`rayinfer status` lists them), or pass --all")
+        raise ConfigError("name one engine (`rayinfer status` lists them), or pass --all or --node NODE")
     if every and shrink:
         raise ConfigError("--shrink excludes --all: name one engine")
-    done = _ask(_Where(port, address, application), "drain", DRAIN_S, engine=engine, shrink=shrink)
+    done = _ask(where, "drain", DRAIN_S, engine=engine, shrink=shrink)
     typer.echo(f"removed: {', '.join(done['left'])}")
     typer.echo(f"engines: {', '.join(done['engines'])}")
 

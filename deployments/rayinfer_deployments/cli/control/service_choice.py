@@ -39,7 +39,7 @@ class RecordedService:
 
     def ask(self, operation: str, *, timeout_s: float, **arguments: Any) -> Any:
         """Send the command to the process's socket."""
-        from rayinfer_deployments.operations.control_socket import ask
+        from rayinfer_deployments.cluster.control_client import ask
 
         return ask(self.record.control_socket, operation, timeout_s=timeout_s, **arguments)
 

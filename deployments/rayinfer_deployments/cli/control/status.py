@@ -43,7 +43,7 @@ def status(
 
 def _look_at(record: "ServiceRecord") -> dict[str, Any]:
     """Query the HTTP port and the control socket; either may be closed."""
-    from rayinfer_deployments.operations.control_socket import ask
+    from rayinfer_deployments.cluster.control_client import ask
 
     ready, reasons = _readiness(record.base_url)
     service: dict[str, Any] = {

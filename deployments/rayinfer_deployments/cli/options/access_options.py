@@ -19,7 +19,7 @@ def _option(help_text: str, **settings: Any) -> Any:
     return typer.Option(help=help_text, rich_help_panel=ACCESS_PANEL, **settings)
 
 
-# By the names of the application's arguments, but for `cors_origin`, which may be repeated.
+# By the names of the application's arguments, but for `cors_origin` and `allowed_host`, which may be repeated.
 OPTIONS: dict[str, Any] = {
     "api_keys": Annotated[
         Path | None,
@@ -45,6 +45,16 @@ OPTIONS: dict[str, Any] = {
     "cors_origin": Annotated[
         list[str] | None, _option("origin of web pages that may use the service, * for all; may be repeated")
     ],
+    "allowed_host": Annotated[
+        list[str] | None,
+        _option(
+            "name by which browsers may reach a service without keys, beside addresses, localhost and this machine's "
+            "name; * for all; may be repeated"
+        ),
+    ],
+    "trace_prompts": Annotated[
+        bool | None, _option("keep the begin of prompts for ten minutes, for GET /v1/requests of the same tenant")
+    ],
     "tls_cert": Annotated[
         Path | None, _option("certificate (PEM) for HTTP and gRPC, with --tls-key; loaded again when it changes")
     ],
@@ -63,6 +73,8 @@ def with_access_options(command: Callable[..., None]) -> Callable[..., None]:
         if given["max_body_bytes"] is not None:
             settings["max_body_bytes"] = given["max_body_bytes"]
         settings["cors_origins"] = given["cors_origin"] or []
+        settings["allowed_hosts"] = given["allowed_host"] or []
+        settings["trace_prompts"] = bool(given["trace_prompts"])
         settings["price_per_engine_hour"] = given["price_per_engine_hour"] or 0.0
         return settings
 

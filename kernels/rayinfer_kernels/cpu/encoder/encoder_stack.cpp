@@ -1,7 +1,7 @@
 // All layers of an encoder as one operation.
 //
 // Threads take groups of whole texts from one queue, each running all layers of its group without waiting for another.
-// Where that would leave threads without work, as with a single text, all of them share one group.
+// Where that would leave threads without work, as with a single text, all of them share the stages of one group.
 
 #include <omp.h>
 
@@ -72,11 +72,12 @@ void run_encoder(const EncoderArgument& encoder, const TextsArgument& texts, int
     cut_groups(all, num_threads, memory.groups);
     if (all.num_tokens() == 0) return;
     if (!are_balanced(all, num_threads, memory.groups)) {
-        TextGroup<T> group(encoder, all, memory.threads[0]->rows, num_threads);
+        TextGroup<T> group(encoder, all, memory.threads[0]->rows);
+        std::vector<StageCount> stages(TextGroup<T>::num_stages(encoder));
 #pragma omp parallel num_threads(num_threads)
         {
             const ThreadRange thread = this_thread();
-            group.run(x, out, thread, memory.threads[thread.index]->attention);
+            group.run(x, out, StageTeam(stages, thread.count), memory.threads[thread.index]->attention);
         }
         return;
     }
@@ -86,8 +87,8 @@ void run_encoder(const EncoderArgument& encoder, const TextsArgument& texts, int
         ThreadMemory& own = *memory.threads[this_thread().index];
         for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < memory.groups.size();) {
             const Range group = memory.groups[i];
-            TextGroup<T>(encoder, {all.starts + group.begin, group.size()}, own.rows, 1)
-                .run(x, out, ThreadRange{0, 1}, own.attention);
+            TextGroup<T>(encoder, {all.starts + group.begin, group.size()}, own.rows)
+                .run(x, out, StageTeam(), own.attention);
         }
     }
 }

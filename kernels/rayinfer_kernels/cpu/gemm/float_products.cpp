@@ -28,9 +28,18 @@ constexpr int kMostRows = kSimd == 8 && !std::is_same_v<E, Plain<E>> ? 4 : kTile
 template <class E>
 constexpr int kMostWideRows = kTileVectors < 4 ? 2 : kMostRows<E>;
 
+// With AVX2 so many rows are multiplied two at a time by whole panels, which are then read line after line.
+constexpr int64_t kFewRows = kSimd == 8 ? 6 : 0;
+
 // Words of one round: two where 12 products alone would not make up for the loop's own work.
 template <class E>
 constexpr int64_t kWordsPerRound = kSimd == 8 && kPerWord<E> == 1 ? 2 : 1;
+
+// With AVX2 one row is multiplied by two panels at once: one stream alone does not use a processor's whole bandwidth, which then
+// follows both by itself; prefetches help where a line takes longer to compute.
+constexpr int kPairVectors = 8;
+template <class E>
+constexpr int64_t kAhead = kSimd != 8 ? kStreamAhead : kPerWord<E> == 1 ? 0 : 1024;
 
 alignas(kLine) constexpr float kZeros[kPanelsAtOnce * kPanelWidth] = {};
 
@@ -75,9 +84,9 @@ __attribute__((noinline)) void multiply_tile(const TileTask<E>& task) {
     };
     auto add_one = [&]() RAYINFER_LAMBDA {
         sums.add(vector, rows, row_stride);
-        if (is_alone)
+        if (kAhead<E> && is_alone)
 #pragma GCC unroll 8
-            for (int v = 0; v < Vectors; v += kVectorsPerLine) fetch<kLine>((const char*)vector(v) + kStreamAhead);
+            for (int v = 0; v < Vectors; v += kVectorsPerLine) fetch<kLine>((const char*)vector(v) + kAhead<E>);
         rows += n;
         columns += kPanelWidth * n;
         others += kPanelWidth * n;
@@ -134,11 +143,13 @@ class Lookahead {
 template <class E>
 void multiply_block(RowTile rows, Panels<E> panels, int64_t num_inputs, bool continues, float* sums, Lookahead& lookahead) {
     const int64_t width = panels.count * kPanelWidth;
-    const RowTiles tiles(rows.num_rows, kMostRows<E>);
+    const bool are_few = rows.num_rows <= kFewRows;
+    const RowTiles tiles(rows.num_rows, are_few ? kMostWideRows<E> : kMostRows<E>);
     const bool is_alone = tiles.count == 1;
     // Two panels at a time share what is loaded of the rows; one at a time is read faster.
-    const bool is_wide = kSimd < 16 ? rows.num_rows <= 2 : panels.count == 2 && !is_alone;
-    const int64_t step = (is_wide ? 4 : 2) * kSimd;
+    const bool is_wide = kSimd < 16 ? are_few || rows.num_rows <= 2 : panels.count == 2 && !is_alone;
+    const bool is_pair = kSimd == 8 && rows.num_rows == 1 && panels.count == 2;
+    const int64_t step = is_pair ? kPairVectors * kSimd : (is_wide ? 4 : 2) * kSimd;
     const int64_t num_rounds = num_inputs / kPerWord<E> / kWordsPerRound<E>;
     lookahead.spread(num_rounds * tiles.count * (width / step));
     for (int64_t column = 0; column < width; column += step)
@@ -155,7 +166,9 @@ void multiply_block(RowTile rows, Panels<E> panels, int64_t num_inputs, bool con
                                       width,
                                       is_alone,
                                       lookahead.next(num_rounds)};
-            if (is_wide)
+            if (is_pair)
+                multiply_tile<E, 1, kSimd == 8 ? kPairVectors : 1>(task);
+            else if (is_wide)
                 with_rows<kMostWideRows<E>>(end - row, [&](auto count) { multiply_tile<E, count, 4>(task); });
             else
                 with_rows<kMostRows<E>>(end - row, [&](auto count) { multiply_tile<E, count, 2>(task); });

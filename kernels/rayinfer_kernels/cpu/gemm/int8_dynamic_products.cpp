@@ -18,10 +18,15 @@ namespace {
 
 constexpr int64_t kMostTileRows = kHasWideNumbers ? 6 : kByteTileRows;
 constexpr int64_t kMostWideRows = kByteLanes < 16 ? 2 : kByteTileRows;
+constexpr int64_t kSignedTileRows = 3;
+constexpr int64_t kFewRows = 9;  // from here on widened weights are faster
+constexpr int64_t kAheadOfFew = 1024;
 constexpr int kVectorsPerPanel = kPanelWidth / kByteLanes;
 constexpr int kVectorsPerLine = kLine / (4 * kByteLanes);
 constexpr int64_t kQuadBytes = kPanelWidth * 4;
-constexpr int64_t kBlockQuads = 512;  // of two panels, 128 kB: the next ones and rows fit beside them into a cache of 1 MB
+// Of two panels, 128 kB: the next ones and rows fit beside them into a cache of 1 MB. Of widened weights so many that a tile's
+// columns, a quarter of a panel's, stay in the first level cache.
+constexpr int64_t kBlockQuads = kHasWideNumbers ? 144 : 512;
 
 struct TileTask {
     const uint8_t* rows;
@@ -156,13 +161,66 @@ __attribute__((noinline)) void multiply_wide_tile(const TileTask& task) {
         }
     }
 }
+
+// Few rows: a product of bytes of which one has no sign adds two neighbors exactly, for 2 x 128 x 127 < 2^15. So the sign of
+// each weight goes to the row. One row is multiplied by two panels at once, whose streams use more of the bandwidth than one.
+template <int Rows, int Vectors>
+__attribute__((noinline)) void multiply_signed_tile(const TileTask& task) {
+    __m256i sums[Rows][Vectors] = {};
+    const __m256i ones = _mm256_set1_epi16(1), up = _mm256_set1_epi8(-128);
+    const int64_t row_bytes = task.row_bytes, ahead_step = task.ahead_step;
+    const uint8_t* rows = quantized_numbers(task.rows) + task.quad * 4;
+    const int8_t *columns = task.columns[0], *others = task.columns[1];
+    const char* ahead = task.ahead;
+    const bool is_alone = task.is_alone;
+    for (const uint8_t* end = rows + task.num_quads * 4; rows < end; rows += 4) {
+        __m256i row[Rows];
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r)
+            row[r] = _mm256_xor_si256(_mm256_set1_epi32(load_raw<int32_t>(rows + r * row_bytes)), up);
+#pragma GCC unroll 8
+        for (int v = 0; v < Vectors; ++v) {
+            const int8_t* at = (v < kVectorsPerPanel ? columns : others) + v % kVectorsPerPanel * 32;
+            const __m256i weights = _mm256_loadu_si256((const __m256i*)at), sizes = _mm256_abs_epi8(weights);
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; ++r) {
+                const __m256i pairs = _mm256_maddubs_epi16(sizes, _mm256_sign_epi8(row[r], weights));
+                sums[r][v] = _mm256_add_epi32(sums[r][v], _mm256_madd_epi16(pairs, ones));
+            }
+        }
+        if (is_alone) {
+            fetch<kQuadBytes>(columns + kAheadOfFew);
+            if (Vectors > kVectorsPerPanel) fetch<kQuadBytes>(others + kAheadOfFew);
+        } else {
+            fetch<kLine>(ahead);
+            ahead += ahead_step;
+        }
+        columns += kQuadBytes;
+        others += kQuadBytes;
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+        const float row_scale = ((const QuantizedRow*)(task.rows + r * row_bytes))->scale;
+#pragma GCC unroll 8
+        for (int v = 0; v < Vectors; ++v) {
+            float* to = task.sums + r * task.sum_stride + v * kByteLanes;
+            if (!task.is_first) sums[r][v] = _mm256_add_epi32(sums[r][v], load_raw<__m256i>(to));
+            if (task.is_last) {
+                const SumFloats scales = load_raw<SumFloats>(task.scales + v * kByteLanes);
+                sums[r][v] = (__m256i)((SumFloats)_mm256_cvtepi32_ps(sums[r][v]) * scales * row_scale);
+            }
+            std::memcpy(to, &sums[r][v], sizeof(sums[r][v]));
+        }
+    }
+}
 #endif
 
 template <int Vectors>
 void multiply(int64_t num_rows, const TileTask& task) {
 #if defined(__AVX2__)
     if constexpr (kHasWideNumbers) {
-        if constexpr (Vectors > 1) return multiply_wide_tile<4 / Vectors, Vectors>(task);  // see tile_vectors
+        if constexpr (Vectors > 4) return multiply_signed_tile<1, Vectors>(task);  // see tile_vectors
+        if constexpr (Vectors == 4) return with_rows<kSignedTileRows>(num_rows, [&](auto rows) { multiply_signed_tile<rows, 4>(task); });
         return with_rows<kMostTileRows>(num_rows, [&](auto rows) { multiply_wide_tile<rows, 1>(task); });
     }
 #endif
@@ -174,7 +232,7 @@ void multiply(int64_t num_rows, const TileTask& task) {
 
 // How many vectors of columns a tile has, by what the registers hold.
 int64_t tile_vectors(int64_t num_rows, int64_t num_panels) {
-    if (kHasWideNumbers) return num_rows == 1 ? 4 : num_rows == 2 ? 2 : 1;
+    if (kHasWideNumbers) return num_rows == 1 && num_panels == 2 ? 8 : num_rows <= kFewRows ? 4 : 1;
     const bool is_wide = kByteLanes < 16 ? num_rows <= 2 : num_panels == 2 && num_rows > 1;
     return is_wide ? 4 : 2;
 }
@@ -185,7 +243,7 @@ void int8_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, in
     const int64_t width = num_panels * kPanelWidth, num_quads = padded_width(weight.format, weight.in_features) / 4;
     const int64_t stride = num_quads * kQuadBytes;
     const int8_t* panels = (const int8_t*)weight.panels + panel * stride;
-    const RowTiles tiles(rows.num_rows, kMostTileRows);
+    const RowTiles tiles(rows.num_rows, kHasWideNumbers && rows.num_rows <= kFewRows ? kSignedTileRows : kMostTileRows);
     const int64_t num_blocks = rows.num_rows <= kMostTileRows ? 1 : (num_quads + kBlockQuads - 1) / kBlockQuads;
     const int64_t vectors = tile_vectors(rows.num_rows, num_panels), step = vectors * kByteLanes;
     const char *ahead = (const char*)panels + num_panels * stride, *ahead_end = ahead + num_panels * stride;
@@ -215,7 +273,9 @@ void int8_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, in
                 switch (vectors) {
                     case 1: multiply<1>(end - row, task); break;
                     case 2: multiply<2>(end - row, task); break;
-                    default: multiply<4>(end - row, task);
+                    case 4: multiply<4>(end - row, task); break;
+                    default:
+                        if constexpr (kHasWideNumbers) multiply<8>(end - row, task);
                 }
                 ahead += task.ahead_step * quads;
             }

@@ -6,10 +6,11 @@ import multiprocessing
 import os
 import random
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from statistics import median
 from urllib.parse import urlsplit
 
 import httpx
@@ -19,7 +20,7 @@ from rayinfer.benchmark.report import Environment, Percentiles, Table, describe_
 from rayinfer.errors import RayinferError
 
 QUIET, ALL = "quiet", "all kinds"
-HEADS = ("sent meanwhile", "gaps", "p50 ms", "p99 ms", "max ms", "p99 moved by ms", "replies")
+HEADS = ("sent meanwhile", "gaps", "p50 ms", "p99 ms", "max ms", "p99 moved by ms", "by %", "replies")
 NUM_CONNECTIONS = 6
 SETTLING_S = 0.5  # from a change of the load to the first gap that counts
 REPLY_TIMEOUT_S = 60.0
@@ -49,6 +50,7 @@ class KindResult:
     kind: str
     gaps: Percentiles  # milliseconds, over all rounds
     moved_ms: float  # the median, over the rounds, of the p99 less that of the same round's quiet phase
+    moved_percent: float  # of the same of the p99 over it
     answers: dict[str, int]  # replies to the hostile requests, by status
 
 
@@ -67,7 +69,8 @@ class HostileReport:
         rows = []
         for result in self.results:
             gaps, replies = result.gaps, ", ".join(f"{status}: {number}" for status, number in result.answers.items())
-            rows.append((result.kind, gaps.count, gaps.p50, gaps.p99, gaps.max, result.moved_ms, replies))
+            moved = (result.moved_ms, result.moved_percent)
+            rows.append((result.kind, gaps.count, gaps.p50, gaps.p99, gaps.max, *moved, replies))
         return [Table("Gaps between one stream's tokens", HEADS, rows)]
 
 
@@ -100,9 +103,13 @@ async def _measure(plan: HostilePlan, command: str, log: Log) -> HostileReport:
 def _result(phase: str, gaps: dict[str, list[list[float]]], answers: Counter[str]) -> KindResult:
     pooled = percentiles([gap for each in gaps[phase] for gap in each])
     assert pooled is not None
-    moves = [_p99(loaded) - _p99(quiet) for loaded, quiet in zip(gaps[phase], gaps[QUIET], strict=True)]
+    pairs = [(_p99(loaded), _p99(quiet)) for loaded, quiet in zip(gaps[phase], gaps[QUIET], strict=True)]
     return KindResult(
-        kind=phase, gaps=pooled, moved_ms=round(sorted(moves)[len(moves) // 2], 2), answers=dict(answers.most_common())
+        kind=phase,
+        gaps=pooled,
+        moved_ms=round(median(loaded - quiet for loaded, quiet in pairs), 2),
+        moved_percent=round(100 * median(loaded / quiet - 1.0 for loaded, quiet in pairs), 1),
+        answers=dict(answers.most_common()),
     )
 
 
@@ -209,32 +216,36 @@ class HostileClients:
 
 def _run_clients(pipe: Connection, base_url: str, model: str, kinds: Sequence[str]) -> None:
     os.nice(NICENESS)
-    requests = hostile_requests(model, kinds)
+    pools = {kind: deque(_shuffled(requests)) for kind, requests in hostile_requests(model, kinds).items()}
     pipe.send(Counter())
     while True:
         wanted = pipe.recv()
         answers: Counter[str] = Counter()
-        asyncio.run(_attack(base_url, [request for kind in wanted for request in requests[kind]], pipe, answers))
+        # A kind goes on where it was, so that what is to be different is not sent again before all of it was.
+        several = deque(_shuffled([request for kind in wanted for request in pools[kind]]))
+        asyncio.run(_attack(base_url, pools[wanted[0]] if len(wanted) == 1 else several, pipe, answers))
         pipe.recv()
         pipe.send(answers)
 
 
-async def _attack(base_url: str, requests: list[HostileRequest], pipe: Connection, answers: Counter[str]) -> None:
-    """Send the requests over and over from several connections, until the pipe has something to read."""
+def _shuffled(requests: Sequence[HostileRequest]) -> list[HostileRequest]:
+    return random.Random(0).sample(requests, len(requests))
+
+
+async def _attack(base_url: str, requests: deque[HostileRequest], pipe: Connection, answers: Counter[str]) -> None:
+    """Send the requests in turn from several connections, until the pipe has something to read."""
     address = urlsplit(base_url)
     host, port = address.hostname or "127.0.0.1", address.port or 80
     is_over = False
 
-    async def send_all(seed: int) -> None:
-        order = requests.copy()
-        random.Random(seed).shuffle(order)
-        for request in itertools.cycle(order):
-            if is_over:
-                return
+    async def send_all() -> None:
+        while not is_over:
+            request = requests[0]
+            requests.rotate(-1)
             answers[await _send(host, port, request)] += 1
             await asyncio.sleep(0.0 if request.per_s is None else 1 / request.per_s)
 
-    tasks = [asyncio.create_task(send_all(seed)) for seed in range(NUM_CONNECTIONS if requests else 0)]
+    tasks = [asyncio.create_task(send_all()) for _ in range(NUM_CONNECTIONS if requests else 0)]
     while not pipe.poll():
         await asyncio.sleep(0.02)
         for task in tasks:

@@ -3,6 +3,9 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+
+from rayinfer.benchmark.control_plane.overhead.hostile_grammars import hostile_forms
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MAX_BODY_BYTES = 4 * 2**20  # a service's default limit, as are the next three
@@ -10,6 +13,8 @@ MAX_VALUES = 2**18
 MAX_PIECES = 2**15
 MAX_MESSAGES = 4096
 MAX_HEADERS = 100
+NUM_GRAMMARS = 1000  # all different
+GRAMMARS_PER_S = 1.0  # of each client
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,6 +126,19 @@ def _bad_words(model: str) -> Iterator[HostileRequest]:
     yield _completion(model, bad_words=["b"] * 5000)
 
 
+def _grammars(model: str) -> Iterator[HostileRequest]:
+    for _, form in islice(hostile_forms(0), NUM_GRAMMARS):
+        body = {"model": model, "prompt": "hello", "max_tokens": 4, "structured_outputs": form}
+        yield _post(COMPLETIONS, json.dumps(body, separators=(",", ":")).encode(), per_s=GRAMMARS_PER_S)
+
+
+def _short_answers(model: str) -> Iterator[HostileRequest]:
+    """What grammars are beside the answers that they are for."""
+    for number in range(100):
+        body = {"model": model, "prompt": f"hello {number}", "max_tokens": 4}
+        yield _post(COMPLETIONS, json.dumps(body).encode(), per_s=GRAMMARS_PER_S)
+
+
 def _wrong_types(model: str) -> Iterator[HostileRequest]:
     yield _chat(model, [1] * (MAX_VALUES - 10))
     yield _chat(model, [{"role": "user", "content": 1}] * MAX_MESSAGES)
@@ -166,8 +184,27 @@ _KINDS: Mapping[str, Callable[[str], Iterator[HostileRequest]]] = {
     make.__name__.replace("_", " ").strip(): make
     for make in (
         *(_numbers, _long_numbers, _token_ids_that_fit, _strings, _nesting, _template_arguments, _messages),
-        *(_long_texts, _escapes, _echoes, _logprobs, _logit_biases, _stops, _bad_words, _wrong_types),
-        *(_over_the_limits, _half_sent_bodies, _tiny_requests, _dropped_connections, _unknown_paths),
+        *(
+            _long_texts,
+            _escapes,
+            _echoes,
+            _logprobs,
+            _logit_biases,
+            _stops,
+            _bad_words,
+            _wrong_types,
+            _grammars,
+            _short_answers,
+        ),
+        *(
+            _grammars,
+            _short_answers,
+            _over_the_limits,
+            _half_sent_bodies,
+            _tiny_requests,
+            _dropped_connections,
+            _unknown_paths,
+        ),
     )
 }
 

@@ -12,6 +12,7 @@ from rayinfer.batches.records import BatchRow
 from rayinfer.servers.openai.schemas import MAX_PRIORITY
 
 CLIENT = ("batch", 0)
+RESPONSES = "/v1/responses"
 
 
 class RowResponse(NamedTuple):
@@ -26,7 +27,7 @@ class RowResponse(NamedTuple):
 async def send_row(app: ASGIApp, row: BatchRow, caller: Caller) -> RowResponse:
     """Have the application answer a row; cancelled, it takes the request back as if its client had left."""
     request_id = f"batch_req_{uuid.uuid4().hex}"
-    body = _with_priority(row.body, caller)
+    body = _unstored(row.body) if row.endpoint == RESPONSES else row.body
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -44,7 +45,7 @@ async def send_row(app: ASGIApp, row: BatchRow, caller: Caller) -> RowResponse:
         ],
         "client": CLIENT,
         "server": CLIENT,
-        "state": {"caller": caller},
+        "state": {"caller": caller, "priority": _lowest_priority(caller)},
     }
     exchange = _Exchange(body)
     await app(scope, exchange.receive, exchange.send)
@@ -76,7 +77,11 @@ class _Exchange:
             self.parts.append(message.get("body", b""))
 
 
-def _with_priority(body: bytes, caller: Caller) -> bytes:
-    """Give a row the lowest priority that its key may use."""
-    priority = MAX_PRIORITY if caller.key is None else caller.key.limits.least_urgent
-    return json.dumps(json.loads(body) | {"priority": priority}, ensure_ascii=False).encode(errors="surrogatepass")
+def _lowest_priority(caller: Caller) -> int:
+    """Return the lowest priority that a caller's key may use."""
+    return MAX_PRIORITY if caller.key is None else caller.key.limits.least_urgent
+
+
+def _unstored(body: bytes) -> bytes:
+    """Have a response not be kept unless the row asks for it: it is in the batch's output."""
+    return json.dumps({"store": False} | json.loads(body), ensure_ascii=False).encode(errors="surrogatepass")

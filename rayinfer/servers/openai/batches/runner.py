@@ -14,6 +14,7 @@ from rayinfer.access.caller import Caller
 from rayinfer.batches.records import BatchRow, RowKey, RowResult, RunnerReport, SharedBatches
 from rayinfer.metrics.batch_counts import BatchCounts
 from rayinfer.servers.openai.batches.row_request import RowResponse, send_row
+from rayinfer.servers.openai.batches.row_usage import row_usage
 
 SYNC_S = 0.25
 MIN_GAP_S = 0.02  # between syncs, however fast rows end
@@ -151,14 +152,11 @@ class BatchRunner:
 
 def _result(key: RowKey, response: RowResponse) -> RowResult:
     body: Any = json.loads(response.body or b"null")
-    usage = body.get("usage") if isinstance(body, dict) else None
-    usage = usage if isinstance(usage, dict) else {}
     return RowResult(
         key=key,
         request_id=response.request_id,
         status=response.status,
         body=json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="surrogatepass"),
         model=body.get("model") if isinstance(body, dict) else None,
-        prompt_tokens=usage.get("prompt_tokens") or 0,
-        output_tokens=usage.get("completion_tokens") or 0,
+        usage=row_usage(body),
     )

@@ -8,6 +8,7 @@ from typing import Any
 from rayinfer.servers.error_responses import public_error
 from rayinfer.servers.generation.chat import FastEncoding, SingleAnswer
 from rayinfer.servers.generation.prompt_outputs import PromptOutput
+from rayinfer.servers.openai.logprobs_formatter import LogprobsFormatter
 from rayinfer.servers.openai.responses.output import Event, ResponseOutput
 from rayinfer.servers.openai.responses.requests import ResponsesRequest
 from rayinfer.servers.openai.responses.store import StoredResponse
@@ -29,6 +30,11 @@ class ResponseAnswer:
         self._save = save
         self._single = SingleAnswer(request.chat)
         self._created_s = int(time.time())
+        params = request.chat.params
+        tokenizer = request.chat.request.model.tokenizer
+        self._logprobs = (
+            None if params.logprobs is None else LogprobsFormatter(tokenizer=tokenizer, num_top=params.logprobs)
+        )
         self.output = ResponseOutput()
 
     @property
@@ -38,6 +44,9 @@ class ResponseAnswer:
 
     def add(self, prompt_output: PromptOutput) -> list[Event]:
         """Add an output and return its events; raises the error of a failed choice."""
+        (completion,) = prompt_output.output.outputs
+        if self._logprobs is not None and completion.logprobs is not None:
+            self.output.add_logprobs(self._logprobs.chat(completion.token_ids, completion.logprobs)["content"])
         return [event for delta in self._single.add(prompt_output) for event in self.output.add(delta)]
 
     def body(self) -> dict[str, Any]:
@@ -113,7 +122,7 @@ class ResponseAnswer:
             "text": {"format": (body.text and body.text.format) or {"type": "text"}},
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
-            "top_logprobs": 0,
+            "top_logprobs": body.top_logprobs or 0,
             "top_p": params.top_p,
             "truncation": body.truncation or "disabled",
         }

@@ -1,7 +1,7 @@
 """The output items of a response, and the events of their beginning, pieces and end."""
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rayinfer.tool_calls.deltas import ChatDelta, ReasoningDelta, TextDelta, ToolCallDelta
@@ -15,13 +15,20 @@ class ResponseOutput:
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
         self._open: tuple[str, int] | None = None  # kind of the open item, and index of its call
+        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text is yet to come
+
+    def add_logprobs(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        """Add the log probabilities of the tokens that the next deltas are made of; they go with the next text."""
+        self._logprobs += [_with_bytes(entry) for entry in entries]
 
     def add(self, delta: ChatDelta) -> Iterator[Event]:
         """Add a delta and yield its events."""
         match delta:
             case TextDelta():
                 yield from self._within(("message", 0), delta)
-                yield from self._add_text(delta.text, "output_text", {"logprobs": []})
+                logprobs = self._logprobs if delta.text else []
+                self.items[-1]["content"][0]["logprobs"] += logprobs
+                yield from self._add_text(delta.text, "output_text", {"logprobs": logprobs})
             case ReasoningDelta():
                 yield from self._within(("reasoning", 0), delta)
                 yield from self._add_text(delta.text, "reasoning_text", {})
@@ -31,10 +38,15 @@ class ResponseOutput:
                     self.items[-1]["arguments"] += delta.arguments
                     yield self._event("function_call_arguments.delta", delta=delta.arguments)
 
+        if not isinstance(delta, TextDelta) or delta.text:
+            self._logprobs = []  # those of reasoning and calls are not returned
+
     def end(self, status: str) -> Iterator[Event]:
         """End the last item with this status; there is always a message or a call."""
         if not any(item["type"] != "reasoning" for item in self.items):
             yield from self._within(("message", 0), TextDelta(""))
+        if self.items[-1]["type"] == "message":
+            self.items[-1]["content"][0]["logprobs"] += self._logprobs  # of tokens without text
         yield from self._close(status)
 
     def _within(self, kind: tuple[str, int], delta: ChatDelta) -> Iterator[Event]:
@@ -65,7 +77,7 @@ class ResponseOutput:
             yield self._event("function_call_arguments.done", arguments=item["arguments"], name=item["name"])
         else:
             part = item["content"][0]
-            more: dict[str, Any] = {"logprobs": []} if part["type"] == "output_text" else {}
+            more: dict[str, Any] = {"logprobs": part["logprobs"]} if part["type"] == "output_text" else {}
             yield self._event(f"{part['type']}.done", content_index=0, text=part["text"], **more)
             yield self._event("content_part.done", content_index=0, part=dict(part))
         yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": dict(item)}
@@ -93,4 +105,12 @@ def _begun(delta: ChatDelta) -> tuple[dict[str, Any], dict[str, Any] | None]:
         return item, part
     part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
     item = {"id": f"msg_{name}", "type": "message", "status": "in_progress", "role": "assistant"}
-    return {**item, "content": [dict(part)]}, part
+    return {**item, "content": [{**part, "logprobs": []}]}, part
+
+
+def _with_bytes(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry of a chat's log probabilities in the Responses API's form, in which bytes are never null."""
+    changed = {**entry, "bytes": entry["bytes"] or []}
+    if "top_logprobs" in entry:
+        changed["top_logprobs"] = [_with_bytes(each) for each in entry["top_logprobs"]]
+    return changed

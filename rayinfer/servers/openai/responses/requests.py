@@ -11,13 +11,16 @@ from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.openai.responses.items import input_items, template_messages
 from rayinfer.servers.openai.responses.schemas import ResponsesBody
 from rayinfer.servers.openai.responses.store import StoredResponse
+from rayinfer.servers.openai.sampling_settings import check_num_logprobs
 from rayinfer.servers.openai.schemas import check_cache_salt, check_priority
 from rayinfer.servers.served_model import ServedModel
 
 _GIVEN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
-# What clients may ask to be included: only of tools that are not there, or without effect.
+LOGPROBS = "message.output_text.logprobs"
+# What clients may ask to be included; the others are of tools that are not there, or without effect.
 _INCLUDABLE = frozenset(
     {
+        LOGPROBS,
         "reasoning.encrypted_content",
         "file_search_call.results",
         "web_search_call.results",
@@ -57,13 +60,15 @@ def responses_request(
     if not messages:
         raise InvalidParameter("input must hold at least one item", "input")
     description = model.generator.describe()
+    service.limits.check_num_logprobs("top_logprobs", body.top_logprobs)
     given = {name: getattr(body, name) for name in _GIVEN}
+    given["logprobs"] = (body.top_logprobs or 0) if _has_logprobs(body) else None
     params = single_params(
         description,
         service.limits,
         given,
         max_tokens=body.max_output_tokens,
-        names={"max_tokens": "max_output_tokens", "response_format": "text.format"},
+        names={"max_tokens": "max_output_tokens", "response_format": "text.format", "logprobs": "top_logprobs"},
         response_format=_response_format(body),
     )
     request = ChatRequest(
@@ -83,16 +88,24 @@ def responses_request(
         cache_salt=body.cache_salt or "",
     )
     chat = _prepare_truncated(request, service) if body.truncation == "auto" else prepare_chat(request, service)
+    # Streams keep them as well, in the response at their end.
+    check_num_logprobs(chat.params, [chat.prompt], description, service.limits, echoes=False, stream=False)
     return ResponsesRequest(body=body, chat=chat, items=items, messages=messages)
 
 
+def _has_logprobs(body: ResponsesBody) -> bool:
+    return LOGPROBS in (body.include or ())
+
+
 def _check_fields(body: ResponsesBody) -> None:
-    for field in ("conversation", "prompt", "top_logprobs"):
+    for field in ("conversation", "prompt"):
         if getattr(body, field):
             raise _unsupported(field)
     for name in body.include or ():
         if name not in _INCLUDABLE:
             raise InvalidParameter(f"include: {name!r:.80} is not supported.", "include", "unsupported_parameter")
+    if body.top_logprobs and not _has_logprobs(body):
+        raise InvalidParameter(f"top_logprobs is only allowed with {LOGPROBS!r} in include.", "top_logprobs")
     if body.stream_options is not None and not body.stream:
         raise InvalidParameter("stream_options is only allowed with stream=true.", "stream_options")
     if body.background and body.store is False:

@@ -55,6 +55,7 @@ class ResponsesBody(_Strict):
     max_tool_calls: Integer | None = None  # of built-in tools
     truncation: Literal["auto", "disabled"] | None = None
     include: Texts | None = None
+    top_logprobs: Annotated[Integer | None, ranged("integer", minimum=0, maximum=20)] = None
     priority: Annotated[Integer | None, ranged("integer", minimum=-10, maximum=10)] = None
     cache_salt: str | None = None
     # These have no effect but to be returned.
@@ -66,4 +67,3 @@ class ResponsesBody(_Strict):
     # And these are refused.
     conversation: Annotated[Any, _NONE] = None
     prompt: Annotated[Any, _NONE] = None
-    top_logprobs: Annotated[Integer | None, WithJsonSchema({"enum": [0, None]})] = None

@@ -4,6 +4,13 @@ let apiKey = "";
 
 export function setKey(key) { apiKey = key.trim(); }
 
+// Names the key without telling it, for what tabs of equal rights share; null where the browser cannot.
+export async function keyDigest() {
+  if (!globalThis.crypto?.subtle) return null;
+  const digest = await crypto.subtle.digest("SHA-256", new TextEncoder().encode(`rayinfer ${apiKey}`));
+  return [...new Uint8Array(digest)].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
 export class ServiceError extends Error {
   constructor(status, message) { super(message); this.status = status; }
 }
@@ -36,13 +43,16 @@ async function errorText(response) {
 // Yields the decoded `data` of server-sent events, until the stream ends or `[DONE]`.
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
+  const pieces = []; // of a frame that is not whole: joined once, as a frame may be megabytes long
   try {
     for (;;) {
       const { value, done } = await reader.read();
       if (done) return;
-      const frames = (rest + value).split("\n\n");
-      rest = frames.pop();
+      pieces.push(value);
+      if (!value.includes("\n")) continue;
+      const frames = pieces.join("").split("\n\n");
+      pieces.length = 0;
+      pieces.push(frames.pop());
       for (const frame of frames) {
         if (!frame.startsWith("data: ")) continue;
         if (frame === "data: [DONE]") return;
@@ -54,7 +64,8 @@ export async function* events(response) {
   } finally { reader.cancel().catch(() => {}); }
 }
 
-export async function generationModels() {
+// Models that do one of the tasks.
+export async function modelsThat(...tasks) {
   const { data } = await readJson("v1/models");
-  return data.filter((model) => !model.tasks || model.tasks.includes("generate"));
+  return data.filter((model) => !model.tasks || model.tasks.some((task) => tasks.includes(task)));
 }

@@ -1,6 +1,6 @@
 // Model choice and sampling settings; what is left empty is the model's default, which the fields show.
 
-import { generationModels } from "./api.js";
+import { modelsThat } from "./api.js";
 import { el, field } from "./elements.js";
 
 const NUMBERS = [
@@ -9,34 +9,47 @@ const NUMBERS = [
   ["max_tokens", "Max tokens", { min: 1, step: 1 }],
   ["seed", "Seed", { step: 1 }],
 ];
+const MORE_NUMBERS = [
+  ["top_k", "Top k", { min: -1, step: 1 }],
+  ["min_p", "Min p", { min: 0, max: 1, step: 0.01 }],
+  ["repetition_penalty", "Repetition penalty", { min: 0, step: 0.05 }],
+  ["frequency_penalty", "Frequency penalty", { min: -2, max: 2, step: 0.1 }],
+  ["presence_penalty", "Presence penalty", { min: -2, max: 2, step: 0.1 }],
+];
+// What a request has where neither it nor the model's folder says anything.
+const NEUTRAL = { temperature: 1, top_p: 1, top_k: "off", min_p: 0, repetition_penalty: 1, frequency_penalty: 0, presence_penalty: 0, seed: "random", max_tokens: "to the limit" };
 
-export function settings() {
+export function settings({ tasks = ["generate"], onModel = () => {} } = {}) {
   const model = el("select", { "aria-label": "Model" });
-  const inputs = Object.fromEntries(NUMBERS.map(([name, , bounds]) =>
+  const inputs = Object.fromEntries([...NUMBERS, ...MORE_NUMBERS].map(([name, , bounds]) =>
     [name, el("input", { type: "number", name, placeholder: "default", ...bounds })]));
+  const stop = el("input", { type: "text", name: "stop", placeholder: "none" });
   let models = [];
+  const chosen = () => models.find((each) => each.id === model.value);
   const showDefaults = () => {
-    const chosen = models.find((each) => each.id === model.value);
-    for (const [name, input] of Object.entries(inputs)) {
-      input.placeholder = chosen?.default_sampling_params?.[name] ?? "default";
-    }
+    const defaults = chosen()?.default_sampling_params ?? {};
+    for (const [name, input] of Object.entries(inputs)) input.placeholder = String(defaults[name] ?? NEUTRAL[name]);
+    onModel(chosen());
   };
   model.addEventListener("change", showDefaults);
-  const element = el("div", { class: "settings" }, field("Model", model),
-    NUMBERS.map(([name, label]) => field(label, inputs[name])));
+  const fields = (numbers) => numbers.map(([name, label]) => field(label, inputs[name]));
+  const element = el("div", { class: "settings" }, field("Model", model), fields(NUMBERS));
+  const more = el("div", { class: "settings" }, fields(MORE_NUMBERS), field("Stop text", stop));
   return {
-    element,
+    element, more,
     async load() {
-      models = await generationModels();
+      models = await modelsThat(...tasks);
       const before = model.value;
       model.replaceChildren(...models.map((each) => el("option", { value: each.id }, each.id)));
       if (models.some((each) => each.id === before)) model.value = before;
       showDefaults();
       return models.length;
     },
+    isImageModel: () => Boolean(chosen()?.tasks?.includes("classify_images")),
     values() {
       const values = { model: model.value };
       for (const [name, input] of Object.entries(inputs)) if (input.value !== "") values[name] = Number(input.value);
+      if (stop.value) values.stop = stop.value;
       return values;
     },
   };

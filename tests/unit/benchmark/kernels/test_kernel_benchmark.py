@@ -16,6 +16,7 @@ from rayinfer.benchmark.kernels.kernel_benchmark import (
 )
 from rayinfer.benchmark.kernels.kernel_cases import FORMATS, Sizes, kernel_cases
 from rayinfer.benchmark.kernels.kernel_report import roofline_svg, write_kernel_report
+from rayinfer.benchmark.peers.machine import processor_kind
 from rayinfer.errors import RayinferError
 from rayinfer_deployments.cli import build_application
 
@@ -58,7 +59,8 @@ def test_a_child_process_measures_and_three_files_are_written(kernel_folder, mon
     assert (report.kernels, report.num_threads) == (rayinfer_kernels.runnable_kernel_paths()[0], 1)
     assert "linear, int4, 64 to 96, rows: 3" in log
     files = write_kernel_report(report, tmp_path)
-    assert [file.name for file in files] == [f"kernels-{report.kernels}.{suffix}" for suffix in ("json", "md", "svg")]
+    stem = f"kernels-{processor_kind()}-{report.kernels}"
+    assert [file.name for file in files] == [f"{stem}.{suffix}" for suffix in ("json", "md", "svg")]
     assert len(json.loads(files[0].read_text())["results"]) == len(report.results)
     assert "linear, int8-dynamic" in files[1].read_text()
     points = ElementTree.fromstring(files[2].read_text()).findall("{http://www.w3.org/2000/svg}rect")

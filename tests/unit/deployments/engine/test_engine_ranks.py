@@ -312,3 +312,33 @@ def test_a_watch_that_is_cancelled_leaves_nothing_running():
         assert not killed
 
     asyncio.run(scenario())
+
+
+def test_ranks_on_other_nodes_meet_at_the_address_of_the_first():
+    async def scenario():
+        first, other = FakeActor(open_group="there", start="described", ping=7), FakeActor(run=pending(), ping=8)
+        group = EngineGroup("engine-x", first, [other], lambda actor: None, limits=QUICK, remote={1: "node-b"})
+        assert await group.start() == "described"
+        assert first.calls[0] == ("open_group", True)
+        assert group.other_nodes == {"node-b"}
+
+    asyncio.run(scenario())
+
+
+def test_process_ids_of_other_nodes_are_not_looked_up_here():
+    async def scenario():
+        first, other = FakeActor(open_group="there", start="described", ping=1), FakeActor(run=pending(), ping=8)
+        is_stopped = {8}.__contains__  # another process with this id, on the replica's own node
+        limits = replace(QUICK, ping_timeout_s=0.6)
+        group = EngineGroup(
+            "engine-x", first, [other], lambda actor: None, is_stopped, limits=limits, remote={1: "node-b"}
+        )
+        await group.start()
+        losing = asyncio.ensure_future(group.first_loss())
+        await asyncio.sleep(0.05)
+        other.answers["ping"] = pending()
+        await asyncio.sleep(0.3)
+        assert not losing.done()
+        assert await asyncio.wait_for(losing, 5.0) == "rank 1 of engine engine-x has not answered for 0.6 s"
+
+    asyncio.run(scenario())

@@ -3,9 +3,12 @@
 import asyncio
 from types import SimpleNamespace
 
+import pytest
 import ray
 from ray import serve
 
+from rayinfer.errors import EngineLeaving
+from rayinfer.liveness import LivenessLimits
 from rayinfer.outputs import EngineStats
 from rayinfer.protocols import ModelDescription
 from rayinfer_deployments.app_args import llm_app_args
@@ -26,7 +29,8 @@ class FakeEngine:
 
         def remote(*arguments):
             done = asyncio.get_running_loop().create_future()
-            done.set_result(answers.get(method))
+            if method != "run":  # which ends with the rank
+                done.set_result(answers.get(method))
             return done
 
         return SimpleNamespace(remote=remote)
@@ -51,4 +55,24 @@ async def test_a_replica_reports_the_max_num_seqs_of_the_engine_not_of_the_setti
         while (reported := await replica.record_autoscaling_stats())[NUM_RUNNING] == 0:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0)
     assert (reported[MAX_NUM_SEQS], reported[NUM_RUNNING]) == (256, 200)
+    await EngineReplica.__del__(replica)
+
+
+async def test_a_replica_leaves_when_the_node_of_another_rank_drains(monkeypatch):
+    monkeypatch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(replica_tag="abc"))
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True}])
+    group = EngineGroup("engine-x", FakeEngine(), [FakeEngine()], lambda actor: None, remote={1: "node-b"})
+    config = llm_app_args({"models": [{"model": "m", "tensor_parallel_size": 2}]}).models[0].engine_config()
+    draining, replica = {"node-c"}, Replica.__new__(Replica)
+    await replica.__init__(
+        *(config, 2, EngineResources(num_cpus=1, num_gpus=1), 1.0, LivenessLimits(node_poll_s=0.01)),
+        create_group=lambda *_: group,
+        find_draining=lambda: set(draining),
+    )
+    await asyncio.sleep(0.05)
+    await replica.check_health()
+    draining.add("node-b")
+    await asyncio.sleep(0.2)
+    with pytest.raises(EngineLeaving):
+        await replica.check_health()
     await EngineReplica.__del__(replica)

@@ -5,7 +5,8 @@ import threading
 import pytest
 
 from rayinfer.errors import ConfigError, RayinferError
-from rayinfer_deployments.operations.control_socket import ControlSocket, ask
+from rayinfer_deployments.cluster.control_client import ask
+from rayinfer_deployments.operations.control_socket import ControlSocket
 
 
 async def add(first, second=1):

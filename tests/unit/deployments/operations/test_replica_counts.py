@@ -1,5 +1,7 @@
-from rayinfer_deployments.app_args import ModelArgs
-from rayinfer_deployments.operations.replica_counts import is_allowed_count, scaled, with_initial_replicas
+import pytest
+
+from rayinfer_deployments.app_args import ModelArgs, llm_app_args
+from rayinfer_deployments.operations.replica_counts import is_allowed_count, num_wanted, scaled, with_initial_replicas
 
 FIXED = ModelArgs(model="m", num_replicas=2)
 BOUNDS = {"min_replicas": 0, "max_replicas": 4}
@@ -31,3 +33,13 @@ def test_a_change_keeps_the_engines_that_there_are():
 def test_a_number_is_right_if_it_is_the_one_or_between_the_bounds():
     assert [is_allowed_count(FIXED, number) for number in (1, 2, 3)] == [False, True, False]
     assert [is_allowed_count(FREE, number) for number in (0, 4, 5)] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"), [({"num_routers": 3}, 3), ({"router_on_every_node": True}, "one a node")]
+)
+def test_routers_are_a_number_or_one_a_node(settings, wanted):
+    args = llm_app_args({"models": [{"model": "m", "autoscaling": BOUNDS}]} | settings)
+    assert num_wanted(args, "router") == wanted
+    assert num_wanted(args, "engine-0-m") == "0 to 4"
+    assert num_wanted(args, "other") is None

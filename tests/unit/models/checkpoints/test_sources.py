@@ -7,7 +7,7 @@ import pytest
 
 from rayinfer.errors import ModelLoadError, ModelNotFound
 from rayinfer.models.checkpoints.model_folder import check_model_folder
-from rayinfer.models.checkpoints.sources import resolve_model
+from rayinfer.models.checkpoints.sources import find_local_model, resolve_model
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
 from support.tiny_models.tiny_gguf import write_tiny_gguf
 
@@ -27,6 +27,14 @@ def test_a_whole_folder_is_taken_as_it_is(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tiny.parent)
     assert resolve_model(f"./{tiny.name}", cache=tmp_path) == tiny
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_here_is_found_without_a_download(tiny, tiny_gguf, tmp_path):
+    assert find_local_model(str(tiny), cache=tmp_path) == tiny
+    converted = find_local_model(str(tiny_gguf), cache=tmp_path)
+    assert converted == resolve_model(str(tiny_gguf), cache=tmp_path, progress=False)
+    for name in ("smollm2-135m", "all-minilm-l6-v2", "/nowhere/model", "organization/name"):
+        assert find_local_model(name, cache=tmp_path) is None
 
 
 def test_a_sharded_folder_is_taken_as_it_is(tmp_path):

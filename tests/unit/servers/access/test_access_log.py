@@ -5,6 +5,7 @@ import pytest
 
 from rayinfer.errors import ConfigError
 from rayinfer.servers.access.access_log import AccessLog
+from rayinfer.servers.access.web_origins import OriginPolicy
 from rayinfer.servers.app import build_app
 from rayinfer.traces.trace_store import TraceStore
 from tests.unit.servers.access.conftest import BODY, Guarded
@@ -91,7 +92,9 @@ def test_a_file_that_cannot_be_written_is_said(tmp_path):
 
 
 async def test_pages_of_named_origins_may_use_the_service_and_others_may_not(guarded, models, metrics):
-    guarded.app = build_app(models, metrics, access=guarded.access, cors_origins=["https://page.example"])
+    guarded.app = build_app(
+        models, metrics, access=guarded.access, origins=OriginPolicy(cors_origins=["https://page.example"])
+    )
     secret = await guarded.key("alice", requests_per_minute=5)
     asking = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
     async with guarded.client() as anonymous, guarded.client(secret) as client:

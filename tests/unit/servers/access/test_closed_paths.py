@@ -9,6 +9,7 @@ from starlette.routing import BaseRoute, Route
 
 from rayinfer.access.api_key import Scope
 from rayinfer.servers.access.open_paths import is_open, scope_of
+from rayinfer.servers.access.web_origins import OriginPolicy
 from rayinfer.servers.app import build_app
 from tests.unit.servers.access.conftest import BODY
 
@@ -76,7 +77,9 @@ async def test_paths_that_are_not_there_are_closed_too(guarded):
 
 @pytest.mark.parametrize("has_cors", [False, True])
 async def test_no_route_answers_a_preflight_and_only_cors_does_without_a_key(guarded, models, metrics, has_cors):
-    app = build_app(models, metrics, access=guarded.access, cors_origins=[ORIGIN] if has_cors else [])
+    app = build_app(
+        models, metrics, access=guarded.access, origins=OriginPolicy(cors_origins=[ORIGIN] if has_cors else [])
+    )
     guarded.app, secret = app, await guarded.key("alice")
     reached = []
 
@@ -127,6 +130,9 @@ async def test_what_is_open_names_no_models_but_to_keys_that_may_use_them(guarde
         ("/metrics/", Scope.METRICS),
         ("/pause", Scope.OPERATE),
         ("/v2/repository/models/m/load", Scope.OPERATE),
+        ("/operations/scale", Scope.OPERATE),
+        ("/v1/requests", Scope.INFER),
+        ("/live", Scope.INFER),
         ("/v2/repository/index", Scope.INFER),
         ("/v1/models", Scope.INFER),
         ("/openapi.json", Scope.INFER),

@@ -121,4 +121,4 @@ async def test_a_body_of_plain_curl_is_json_but_no_web_page_may_send_it(client):
     body = json.dumps(CHAT)
     assert (await client.post("/api/chat", content=body, headers=headers)).status_code == 200
     page = headers | {"Origin": "http://elsewhere.example"}
-    assert (await client.post("/api/chat", content=body, headers=page)).status_code == 415
+    assert (await client.post("/api/chat", content=body, headers=page)).status_code == 403

@@ -4,7 +4,9 @@ import pytest
 
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import EngineStats
-from rayinfer.servers.web.live import LiveSamples
+from rayinfer.servers.web.live import OTHER_TENANTS, LiveSamples, Viewer
+
+TINY = Viewer(frozenset({"org/tiny"}), None, may_operate=False)
 
 
 def answer(metrics: ServiceMetrics) -> None:
@@ -33,7 +35,7 @@ def samples(models, metrics, clock):
 
 async def test_a_sample_counts_requests_and_tokens(metrics, samples):
     answer(metrics)
-    model = read(await samples.latest(frozenset({"org/tiny"})))["models"]["org/tiny"]
+    model = read(await samples.latest(TINY))["models"]["org/tiny"]
     assert model["ready"] is True
     assert model["generation_tokens"] == 3
     assert sum(model["first_token"]["counts"]) == 1
@@ -43,16 +45,15 @@ async def test_a_sample_counts_requests_and_tokens(metrics, samples):
 
 
 async def test_samples_are_shared_within_a_second(metrics, samples, clock):
-    names = frozenset({"org/tiny"})
-    before = await samples.latest(names)
+    before = await samples.latest(TINY)
     answer(metrics)
-    assert await samples.latest(names) is before
+    assert await samples.latest(TINY) is before
     clock[0] += 1.0
-    assert read(await samples.latest(names))["models"]["org/tiny"]["generation_tokens"] == 3
+    assert read(await samples.latest(TINY))["models"]["org/tiny"]["generation_tokens"] == 3
 
 
 async def test_a_sample_has_only_the_models_asked_for(samples):
-    assert read(await samples.latest(frozenset()))["models"] == {}
+    assert read(await samples.latest(TINY._replace(models=frozenset())))["models"] == {}
 
 
 async def test_counts_of_other_routers_are_added(models, metrics):
@@ -63,12 +64,30 @@ async def test_counts_of_other_routers_are_added(models, metrics):
     async def others():
         return [other.snapshot()]
 
-    sample = read(await LiveSamples(models, metrics, others).latest(frozenset(models)))
+    sample = read(await LiveSamples(models, metrics, others).latest(TINY))
     assert (sample["num_routers"], sample["models"]["org/tiny"]["migrations"]) == (2, 2)
 
 
 async def test_engines_are_shown_with_their_blocks(samples, generator):
-    generator.engines = {"e1": EngineStats(num_running=2, kv_blocks_used=3, kv_blocks_total=8)}
-    engine = read(await samples.latest(frozenset({"org/tiny"})))["models"]["org/tiny"]["engines"]["e1"]
+    generator.engines = {"e1": EngineStats(num_running=2, kv_blocks_used=3, kv_blocks_cached=4, kv_blocks_total=8)}
+    engine = read(await samples.latest(TINY))["models"]["org/tiny"]["engines"]["e1"]
     assert (engine["running"], engine["kv_blocks_used"], engine["kv_blocks_total"]) == (2, 3, 8)
-    assert engine["state"] == "running"
+    assert (engine["state"], engine["kv_blocks_cached"]) == ("running", 4)
+
+
+async def test_the_queue_names_only_tenants_that_the_viewer_may_see(metrics, samples):
+    metrics.queued_by("org/tiny").update({("alice", 0): 2, ("bob", 0): 3, ("bob", 5): 1})
+    rows = read(await samples.latest(TINY))["models"]["org/tiny"]["queue"]
+    assert [(row["tenant"], row["priority"], row["waiting"]) for row in rows] == [
+        *(("alice", 0, 2), ("bob", 0, 3), ("bob", 5, 1))
+    ]
+    own = read(await samples.latest(TINY._replace(tenant="alice")))["models"]["org/tiny"]["queue"]
+    assert [(row["tenant"], row["waiting"]) for row in own] == [("alice", 2), (OTHER_TENANTS, 3), (OTHER_TENANTS, 1)]
+
+
+async def test_scaling_decisions_come_with_their_reasons(models, metrics):
+    async def decisions(model):
+        return [{"time_s": 1.0, "before": 1, "after": 2, "reason": f"{model} is full"}]
+
+    sample = read(await LiveSamples(models, metrics, None, decisions).latest(TINY))
+    assert sample["models"]["org/tiny"]["scaling"][0]["reason"] == "org/tiny is full"

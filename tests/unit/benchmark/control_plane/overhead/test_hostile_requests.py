@@ -15,6 +15,10 @@ def test_the_corpus_goes_to_the_limits_that_a_service_has():
     assert request_bounds.RequestBounds().max_headers == hostile_requests.MAX_HEADERS
 
 
+def test_hostile_grammars_are_all_different():
+    assert len({request.content for request in CORPUS["grammars"]}) == hostile_requests.NUM_GRAMMARS
+
+
 @pytest.mark.parametrize("kind", sorted(set(CORPUS) - {"over the limits"}))
 def test_a_body_is_as_long_as_its_head_says_and_not_too_long(kind):
     for request in CORPUS[kind]:

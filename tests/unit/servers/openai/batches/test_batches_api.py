@@ -9,18 +9,20 @@ import pytest
 
 from rayinfer.access.caller import Caller
 from rayinfer.batches.owner import BatchOwner
-from rayinfer.batches.records import BatchLimits
+from rayinfer.batches.records import BatchLimits, RowUsage
 from rayinfer.errors import NotReady
 from rayinfer.metrics.batch_counts import BatchCounts
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.servers.app import ServedModel, build_app
 from rayinfer.servers.openai.batches.routes import BatchServices
+from rayinfer.servers.openai.batches.row_usage import row_usage
 from rayinfer.servers.openai.batches.runner import BatchRunner
 from support.fakes.fake_generator import FakeGenerator
 from support.fakes.local_batches import LocalBatches
 from support.services.polling import until
 
 ENDPOINT = "/v1/completions"
+REQUEST_TIMEOUT_S = 90.0
 LIMITS = BatchLimits(max_requests=40, max_file_bytes=300_000)
 
 
@@ -42,7 +44,9 @@ class Service:
             counts=self.counts,
         )
         services = BatchServices(shared=self.batches, on_batch=self.runner.wake, max_file_bytes=LIMITS.max_file_bytes)
-        self.app = build_app(models, ServiceMetrics(), max_body_bytes=20_000, batches=services)
+        self.app = build_app(
+            models, ServiceMetrics(), max_body_bytes=20_000, batches=services, request_timeout_s=REQUEST_TIMEOUT_S
+        )
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://service")
 
@@ -95,15 +99,11 @@ async def running(service: Service) -> AsyncIterator[Service]:
 
 
 def input_lines(number: int, **body: object) -> bytes:
-    rows = (
-        {
-            "custom_id": f"row-{index}",
-            "method": "POST",
-            "url": ENDPOINT,
-            "body": {"prompt": "hello", "max_tokens": 3} | body,
-        }
-        for index in range(number)
-    )
+    return endpoint_lines(ENDPOINT, number, **({"prompt": "hello", "max_tokens": 3} | body))
+
+
+def endpoint_lines(endpoint: str, number: int, **body: object) -> bytes:
+    rows = ({"custom_id": f"row-{index}", "method": "POST", "url": endpoint, "body": body} for index in range(number))
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
@@ -127,6 +127,60 @@ async def test_rows_run_at_the_lowest_priority(running: Service, generator: Fake
     created = await running.create(input_lines(1, priority=-3))
     await running.wait(created.json()["id"], "completed")
     assert [request.priority for request in generator.requests] == [10]
+
+
+async def test_rows_may_wait_longer_than_other_requests(running: Service, generator: FakeGenerator):
+    created = await running.create(input_lines(1))
+    await running.wait(created.json()["id"], "completed")
+    await running.client.post(ENDPOINT, json={"prompt": "hello", "max_tokens": 3})
+    row, other = generator.requests
+    assert row.timeout_s is None
+    assert REQUEST_TIMEOUT_S - 10 < other.timeout_s <= REQUEST_TIMEOUT_S
+
+
+BODIES = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 3},
+    "/v1/messages": {"model": "org/tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
+}
+
+
+@pytest.mark.parametrize("endpoint", BODIES)
+async def test_rows_of_other_endpoints_have_the_responses_of_these(
+    running: Service, generator: FakeGenerator, endpoint: str
+):
+    single = (await running.client.post(endpoint, json=BODIES[endpoint])).json()
+    created = await running.create(endpoint_lines(endpoint, 2, **BODIES[endpoint]), endpoint=endpoint)
+    batch = await running.wait(created.json()["id"], "completed")
+    lines = await running.lines(batch["output_file_id"])
+    bodies = [line["response"]["body"] for line in lines]
+    assert [body.keys() for body in bodies] == [single.keys()] * 2
+    assert [body["usage"] for body in bodies] == [single["usage"]] * 2
+    assert [request.priority for request in generator.requests] == [0, 10, 10]
+    tokens = RowUsage(*(2 * number for number in row_usage(single)))
+    assert tokens.output_tokens > 0
+    assert batch["usage"]["input_tokens"] == tokens.prompt_tokens > 0
+    assert batch["usage"]["output_tokens"] == tokens.output_tokens
+    assert batch["usage"]["input_tokens_details"] == {"cached_tokens": tokens.cached_tokens}
+
+
+@pytest.mark.parametrize("stored", [None, True])
+async def test_responses_of_a_batch_are_stored_on_request_only(running: Service, stored: bool | None):
+    body = {"input": "hi", "max_output_tokens": 3} | ({} if stored is None else {"store": stored})
+    created = await running.create(endpoint_lines("/v1/responses", 1, **body), endpoint="/v1/responses")
+    batch = await running.wait(created.json()["id"], "completed")
+    (line,) = await running.lines(batch["output_file_id"])
+    found = await running.client.get(f"/v1/responses/{line['response']['body']['id']}")
+    assert found.status_code == (200 if stored else 404)
+
+
+async def test_an_error_of_a_messages_row_has_its_protocols_form(running: Service):
+    content = endpoint_lines("/v1/messages", 1, model="org/tiny", messages=[], max_tokens=3)
+    created = await running.create(content, endpoint="/v1/messages")
+    batch = await running.wait(created.json()["id"], "completed")
+    (line,) = await running.lines(batch["error_file_id"])
+    assert line["response"]["status_code"] == 400
+    assert line["response"]["body"]["type"] == "error"
 
 
 async def test_a_row_that_is_refused_is_in_the_error_file(running: Service):
@@ -153,6 +207,7 @@ async def test_a_row_that_is_refused_is_in_the_error_file(running: Service):
         (input_lines(1).replace(b"POST", b"GET"), "invalid_method", 1),
         (input_lines(1).replace(b"/v1/completions", b"/v1/files"), "mismatched_url", 1),
         (input_lines(1, stream=True), "unsupported_parameter", 1),
+        (input_lines(1, background=True), "unsupported_parameter", 1),
         (input_lines(41), "max_requests_exceeded", None),
     ],
 )

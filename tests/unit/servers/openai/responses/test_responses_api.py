@@ -56,6 +56,21 @@ async def test_a_stream_has_all_events_in_order(client):
     assert (await client.get(f"{PATH}/{final['id']}")).json() == final
 
 
+async def test_log_probabilities_come_with_the_text_if_included(client):
+    body = BODY | {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    response = (await client.post(PATH, json=body)).json()
+    entries = response["output"][0]["content"][0]["logprobs"]
+    assert response["top_logprobs"] == 2
+    assert len(entries) == response["usage"]["output_tokens"] == 3
+    assert all(len(entry["top_logprobs"]) >= 2 and bytes(entry["bytes"]) for entry in entries)
+    events = events_of(await client.post(PATH, json=body | {"stream": True}))
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert [entry for event in deltas for entry in event["logprobs"]] == entries
+    assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == entries
+    plain = (await client.post(PATH, json=BODY)).json()
+    assert plain["output"][0]["content"][0]["logprobs"] == []
+
+
 async def test_an_answer_cut_by_length_is_incomplete(client, generator):
     generator.finish_reason = "length"
     body = (await client.post(PATH, json=BODY)).json()
@@ -154,7 +169,9 @@ async def test_truncation_drops_the_oldest_messages(client, generator, models):
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"include": ["nonsense"]}, "include"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": 21, "include": ["message.output_text.logprobs"]}, "top_logprobs"),
         ({"background": True, "store": False}, "background"),
         ({"background": True, "stream": True}, "background"),
         ({"max_output_tokens": 0}, "max_output_tokens"),

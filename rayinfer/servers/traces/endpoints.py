@@ -1,20 +1,26 @@
-"""`GET /v1/requests/{id}/trace`: what happened to a request, and when."""
+"""`GET /v1/requests` and `/v1/requests/{id}/trace`: recent requests, and what happened to one of them and when."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from rayinfer.access.api_key import Scope
-from rayinfer.errors import TraceNotFound
+from rayinfer.errors import InvalidParameter, TraceNotFound
 from rayinfer.servers.caller import caller_of
 from rayinfer.servers.error_responses import json_response
-from rayinfer.servers.openapi import READ_ERRORS, responses
+from rayinfer.servers.openapi import READ_ERRORS, query_parameter, responses
 from rayinfer.servers.request_bounds import cleaned_name
+from rayinfer.servers.served_model import ServedModel
+from rayinfer.servers.traces.request_summary import summary_of
 from rayinfer.traces.trace_store import StoredTrace, TraceStore
 
+LIST_PATH = "/v1/requests"
 PATH = "/v1/requests/{request_id}/trace"
+DEFAULT_LIMIT = "50"
+MAX_LIMIT = 500
 SWITCHED_OFF = "Traces are not kept here: the service runs with trace_requests=false."
 
 
@@ -28,6 +34,21 @@ _TRACE = {
     "required": ["id", "object", "model", "events", "num_events_dropped"],
     "properties": {"events": {"type": "array", "items": _EVENT}, "num_events_dropped": {"type": "integer"}},
 }
+_REQUESTS = {
+    "type": "object",
+    "required": ["object", "data"],
+    "properties": {
+        "object": {"const": "list"},
+        "data": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["id", "model", "received_s", "state"],
+                "properties": {"state": {"enum": ["queued", "running", "finished"]}},
+            },
+        },
+    },
+}
 _TRACES = {
     "type": "object",
     "required": ["object", "data"],
@@ -35,8 +56,21 @@ _TRACES = {
 }
 
 
-def add_trace_routes(app: FastAPI, traces: TraceStore | None) -> None:
-    """Add the path to an application; None stands for a service that keeps no traces, and the path answers so."""
+def add_trace_routes(app: FastAPI, traces: TraceStore | None, models: Mapping[str, ServedModel]) -> None:
+    """Add the paths to an application; None stands for a service that keeps no traces, and they answer so."""
+
+    async def list_requests(request: Request) -> Response:
+        """Return the latest requests of the tenant, or of all tenants with the scope operate; without their texts.
+
+        Prompts are there only where the service keeps them (trace_prompts).
+        """
+        if traces is None:
+            raise TraceNotFound(SWITCHED_OFF, "trace_requests", "traces_switched_off")
+        caller = caller_of(request)
+        sees_all = caller.key is not None and caller.has_scope(Scope.OPERATE)
+        found = traces.recent(None if sees_all else caller.tenant, _limit(request))
+        data = [summary_of(kept, models.get(kept.model), names_tenant=sees_all) for kept in found]
+        return json_response(json.dumps({"object": "list", "data": data}).encode())
 
     async def read_trace(request: Request, request_id: str) -> Response:
         """Return the traces of the tenant's requests of this id or name, the latest first."""
@@ -56,9 +90,27 @@ def add_trace_routes(app: FastAPI, traces: TraceStore | None) -> None:
         data = [_as_json(kept) for kept in found]
         return json_response(json.dumps({"object": "list", "data": data}).encode())
 
+    limit = query_parameter(
+        "limit", f"how many at most, up to {MAX_LIMIT}", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT}
+    )
+    app.add_api_route(
+        LIST_PATH,
+        list_requests,
+        methods=["GET"],
+        response_class=Response,
+        responses=responses(_REQUESTS, 400, 404, *READ_ERRORS),
+        openapi_extra={"parameters": [limit]},
+    )
     described = responses(_TRACES, 400, 404, *READ_ERRORS)
     app.add_api_route(PATH, read_trace, methods=["GET"], response_class=Response, responses=described)
     app.add_api_route(PATH + "/", read_trace, methods=["GET"], response_class=Response, include_in_schema=False)
+
+
+def _limit(request: Request) -> int:
+    limit = request.query_params.get("limit", DEFAULT_LIMIT)
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= 4 and 1 <= int(limit) <= MAX_LIMIT):
+        raise InvalidParameter(f"limit must be 1 to {MAX_LIMIT}, got {limit!r:.80}", "limit")
+    return int(limit)
 
 
 def _as_json(kept: StoredTrace) -> dict[str, Any]:

@@ -132,3 +132,58 @@ async def test_requests_of_other_tenants_with_the_same_name_push_no_trace_out(mo
             headers = {"x-tenant-id": tenant, "x-request-id": "same"}
             await client.post(TEXT, json={"prompt": "a"}, headers=headers)
         assert (await client.get("/v1/requests/same/trace", headers={"x-tenant-id": "alice"})).status_code == 200
+
+
+async def listed(client, **query):
+    response = await client.get("/v1/requests", params=query)
+    assert response.status_code == 200, response.text
+    return response.json()["data"]
+
+
+async def test_recent_requests_are_listed_without_texts(client, generator, traces):
+    for name in ("first", "second"):
+        await client.post(TEXT, json={"prompt": "a secret of mine"}, headers={"x-request-id": name})
+    request_id, start = generator.requests[-1].request_id, time.time()
+    events = [
+        TraceEvent("queued", start, {"prompt_tokens": 4}),
+        TraceEvent("admitted", start, {"cached_tokens": 3}),
+        TraceEvent("first_token", start + 1.0, {}),
+        TraceEvent("preempted", start + 1.5, {}),
+    ]
+    traces.dispatched(request_id, [0], engine="e1", why="free", attempt=0)
+    traces.migrated(request_id, engine="e1", reason="engine lost")
+    traces.add_engine_events(request_id, 0, events)
+    assert [each["state"] for each in await listed(client)] == ["running", "queued"]
+    traces.finished(request_id, 0, "stop", 7)
+    first, second = await listed(client)
+    assert (first["id"], second["id"]) == ("cmpl-second", "cmpl-first")
+    assert (first["prompt_tokens"], first["cached_tokens"], first["output_tokens"]) == (4, 3, 7)
+    assert (first["state"], first["finish_reasons"], first["engines"]) == ("finished", ["stop"], ["e1"])
+    assert (first["migrations"], first["preemptions"]) == (1, 1)
+    assert 1.0 <= first["first_token_s"] < 60
+    assert "secret" not in str(first)
+    assert "tenant" not in first
+    assert len(await listed(client, limit=1)) == 1
+
+
+@pytest.mark.parametrize("limit", ["0", "501", "-1", "a", "", "1e9"])
+async def test_a_wrong_number_of_requests_is_refused(client, limit):
+    response = await client.get("/v1/requests", params={"limit": limit})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "limit")
+
+
+async def test_prompts_are_listed_only_where_they_are_kept(models, metrics):
+    app = build_app(models, metrics, traces=TraceStore(keeps_prompts=True))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+        await client.post(TEXT, json={"prompt": "a secret of mine"})
+        (found,) = await listed(client)
+    assert found["prompt"].strip() == "a secret of mine"
+
+
+async def test_a_tenant_lists_its_own_requests_only(models, metrics, traces):
+    app = build_app(models, metrics, traces=traces, trusts_tenant_header=True)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+        await client.post(TEXT, json={"prompt": "a"}, headers={"x-tenant-id": "alice"})
+        for tenant, count in (("alice", 1), ("bob", 0)):
+            response = await client.get("/v1/requests", headers={"x-tenant-id": tenant})
+            assert len(response.json()["data"]) == count

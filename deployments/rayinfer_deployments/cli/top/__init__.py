@@ -1,0 +1,1 @@
+"""`rayinfer top`: the live view of a service in a terminal."""

@@ -1,0 +1,1 @@
+"""Model folders that nodes get from each other."""

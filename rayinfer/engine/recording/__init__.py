@@ -1,0 +1,1 @@
+"""Recordings of an engine's schedule, and their repetition."""

@@ -1,0 +1,1 @@
+"""Paths of operators: states of engines, and commands on the whole service."""

@@ -1,0 +1,1 @@
+"""Recent requests and their traces."""

@@ -1,0 +1,37 @@
+// Samples of the live view. Tabs of one browser share one stream, where the browser can: it opens six connections at most.
+
+import { call, events, keyDigest } from "./api.js";
+
+const RETRY_MS = 1000;
+
+// Calls `onSample` with each sample and `onTrouble` with why there is none, until aborted.
+export async function followLive(onSample, onTrouble, signal) {
+  const digest = await keyDigest();
+  if (digest === null || !navigator.locks) { await read(onSample, onTrouble, signal); return; }
+  const name = `rayinfer-live ${document.baseURI} ${digest}`;
+  const channel = new BroadcastChannel(name);
+  const take = ({ sample, trouble }) => sample ? onSample(sample) : onTrouble(trouble);
+  channel.onmessage = ({ data }) => take(data);
+  const share = (message) => { take(message); channel.postMessage(message); };
+  try {
+    await navigator.locks.request(name, { signal }, async () => {
+      channel.onmessage = null; // from here on this tab reads for the others
+      await read((sample) => share({ sample }), (trouble) => share({ trouble }), signal);
+    });
+  } catch (error) { if (error.name !== "AbortError") throw error; }
+  channel.close();
+}
+
+async function read(onSample, onTrouble, signal) {
+  while (!signal.aborted) {
+    let pause = 0;
+    try {
+      for await (const sample of events(await call("live", { signal }))) onSample(sample);
+    } catch (error) {
+      if (signal.aborted) return;
+      onTrouble(error.status ? error.message : "The service is unreachable; connecting again…");
+      pause = RETRY_MS;
+    }
+    if (pause) await new Promise((resolve) => setTimeout(resolve, pause));
+  }
+}

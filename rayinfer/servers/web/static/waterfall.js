@@ -1,0 +1,86 @@
+// A trace as bars over time: queue, prefill chunks, decoding, and what interrupted them.
+
+import { el, number, seconds } from "./elements.js";
+
+const LANES_SHOWN = 32;
+
+export function waterfall(trace) {
+  const start = trace.events[0]?.time_s ?? 0;
+  const end = trace.events.at(-1)?.time_s ?? start;
+  const span = Math.max(end - start, 1e-6);
+  const lanes = lanesOf(trace.events, end);
+  return el("section", { class: "card" }, el("h2", { dir: "auto" }, `${trace.id.slice(0, 200)} · ${trace.model}`),
+    el("p", { class: "figures" }, `${trace.events.length} events in ${seconds(span)}` +
+      (trace.num_events_dropped ? `; ${trace.num_events_dropped} more were not kept` : "")),
+    el("p", { class: "legend" }, [["queue", "waits"], ["prefill", "prefill"], ["decode", "decoding"], ["stall", "preempted or migrating"]].map(([kind, text]) =>
+      el("span", {}, el("span", { class: `swatch ${kind}` }), ` ${text} `))),
+    el("div", { class: "waterfall" }, lanes.slice(0, LANES_SHOWN).map((lane) => laneElement(lane, start, span))),
+    lanes.length > LANES_SHOWN ? el("p", { class: "muted" }, `${number(lanes.length - LANES_SHOWN)} more choices are in the table only.`) : null,
+    eventTable(trace.events, start));
+}
+
+function laneElement({ label, bars }, start, span) {
+  const track = el("div", { class: "track" }, bars.map((bar) => {
+    const part = el("span", { class: `bar-part ${bar.kind}`, title: `${bar.text}: ${seconds(bar.to - bar.from)}`, role: "img", "aria-label": `${bar.text}: ${seconds(bar.to - bar.from)}` });
+    part.style.left = `${100 * (bar.from - start) / span}%`;
+    part.style.width = `${100 * Math.max(0, bar.to - bar.from) / span}%`;
+    return part;
+  }));
+  return el("div", { class: "lane" }, el("span", { class: "muted" }, label), track,
+    el("ol", { class: "phases" }, bars.map((bar) => el("li", {}, el("span", { class: `swatch ${bar.kind}` }), el("span", { dir: "auto" }, ` ${bar.text} `), el("span", { class: "muted" }, seconds(bar.to - bar.from))))));
+}
+
+// One lane a choice; each event ends a phase and begins the next.
+function lanesOf(events, end) {
+  const received = events.find((event) => event.name === "received");
+  const lanes = new Map();
+  const laneOf = (event) => {
+    const { prompt = 0, choice = 0 } = event.details;
+    const key = `${prompt}/${choice}`;
+    if (!lanes.has(key)) lanes.set(key, { label: `Prompt ${prompt + 1}, choice ${choice + 1}`, bars: [], from: received?.time_s ?? event.time_s, next: ["queue", "waits in the router"] });
+    return lanes.get(key);
+  };
+  const lanesOfPrompt = (event) => [...lanes.entries()].filter(([key]) => key.startsWith(`${event.details.prompt ?? 0}/`)).map(([, lane]) => lane);
+  for (const event of events) {
+    if (event.name === "received") continue;
+    for (const lane of event.name === "migrated" ? lanesOfPrompt(event) : [laneOf(event)]) take(lane, event);
+  }
+  for (const lane of lanes.values()) if (lane.next && end > lane.from) close(lane, end);
+  return [...lanes.values()];
+}
+
+function close(lane, time) {
+  lane.bars.push({ kind: lane.next[0], text: lane.next[1], from: lane.from, to: time });
+  lane.from = time;
+}
+
+function take(lane, { name, time_s: time, details }) {
+  if (name === "prefill_chunk") {
+    lane.bars.push({ kind: "prefill", text: `prefill of tokens ${details.start} to ${details.end}`, from: lane.from, to: time });
+    lane.from = time;
+    lane.next = lane.hasTokens ? ["decode", "decodes"] : ["prefill", "computes the first token"];
+    return;
+  }
+  if (lane.next) close(lane, time);
+  lane.hasTokens ||= name === "first_token";
+  lane.next = {
+    dispatched: ["queue", `on its way to ${details.engine} (${details.why})`],
+    queued: ["queue", "waits in the engine"],
+    admitted: ["prefill", `prefill, ${details.cached_tokens ?? 0} tokens cached`],
+    first_token: ["decode", "decodes"],
+    preempted: ["stall", "preempted"],
+    swapped_out: ["stall", "swapped out"],
+    swapped_in: ["stall", "swapped in"],
+    resumed: ["decode", "goes on"],
+    migrated: ["stall", `migrates from ${details.engine} (${details.reason})`],
+    finished: null,
+  }[name] ?? null;
+}
+
+function eventTable(events, start) {
+  return el("details", { open: events.length <= 40 }, el("summary", {}, "Events"),
+    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Events of the request" }, el("table", {},
+      el("thead", {}, el("tr", {}, ["Event", "After", "Details"].map((head) => el("th", { scope: "col" }, head)))),
+      el("tbody", {}, events.map((event) => el("tr", {}, el("td", {}, event.name), el("td", { class: "number" }, seconds(event.time_s - start)),
+        el("td", { class: "details", dir: "auto" }, Object.entries(event.details).map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", "))))))));
+}

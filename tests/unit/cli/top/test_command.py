@@ -1,0 +1,60 @@
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from rayinfer.metrics.service_metrics import ServiceMetrics
+from rayinfer.outputs import EngineStats
+from rayinfer.servers.app import build_app
+from rayinfer.servers.served_model import ServedModel
+from rayinfer.tokenization.chat_template import ChatTemplate
+from rayinfer.tokenization.tokenizer import Tokenizer
+from rayinfer_deployments.cli import build_application
+from support.fakes.fake_generator import FakeGenerator
+from support.services.served_application import served
+from support.tiny_models.tiny_checkpoints import save_tokenizer
+
+HOSTILE = "\x1b[2J\u202e<b>[red]"
+ENGINE = EngineStats(num_running=3, num_waiting=1, kv_blocks_used=10, kv_blocks_cached=20, kv_blocks_total=40)
+
+
+@pytest.fixture
+def model(tmp_path):
+    save_tokenizer(tmp_path, 384)
+    return ServedModel(
+        name="tiny",
+        generator=FakeGenerator(engines={"engine-1": ENGINE}),
+        tokenizer=Tokenizer.from_folder(tmp_path),
+        chat_template=ChatTemplate.from_folder(tmp_path),
+        created=0,
+    )
+
+
+def run(*arguments):
+    return CliRunner().invoke(build_application(), ["top", *arguments], env={"COLUMNS": "140"})
+
+
+def test_figures_of_a_service_are_printed_once(model):
+    metrics = ServiceMetrics()
+    metrics.queued_by("tiny")["alice", 2] = 5
+    with served(build_app({"tiny": model}, metrics)) as url:
+        shown = run("--base-url", f"{url}/v1", "--once")
+    assert shown.exit_code == 0, shown.output
+    for part in ("tiny", "ready", "engine-1", "10 used, 20 cached, 10 free", "5 of alice at priority 2"):
+        assert part in shown.output
+
+
+def test_names_of_others_are_plain_text(model):
+    hostile = replace(model, name=HOSTILE, generator=FakeGenerator(engines={HOSTILE: ENGINE}, not_ready=HOSTILE))
+    with served(build_app({HOSTILE: hostile}, ServiceMetrics())) as url:
+        shown = run("--base-url", url).output
+    assert "\\u001b[2J\\u202e<b>[red]" in shown
+    assert not {"\x1b", "\u202e"} & set(shown)
+
+
+def test_a_service_that_refuses_or_is_away_is_an_error(model):
+    with served(build_app({"tiny": model}, ServiceMetrics())) as url:
+        refused = run("--base-url", f"{url}/nothing", "--once")
+    assert (refused.exit_code, "answers 404" in refused.output) == (1, True)
+    away = run("--base-url", url, "--once")
+    assert (away.exit_code, "error: " in away.output) == (1, True)
