@@ -73,7 +73,7 @@ test-ui: $(INSTALLED) ## test the web page in a headless Chromium of this machin
 
 test-notebooks: $(INSTALLED) ## execute the notebooks, with nbclient, ipykernel and matplotlib beside .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade --target build/notebooks nbclient ipykernel matplotlib
-	@PYTHONPATH=build/notebooks $(BIN)/python -m pytest -m notebooks tests/notebooks $(ARGS)
+	@PYTHONPATH=$(CURDIR)/build/notebooks $(BIN)/python -m pytest -m notebooks tests/notebooks $(ARGS)
 
 test-cluster: $(INSTALLED) ## as root: a Ray cluster of three nodes in network namespaces (ARGS="-m cluster": all thirty kills)
 	@exec $(BIN)/python -m pytest -s -m "cluster and not faults" tests/cluster $(ARGS)
@@ -84,7 +84,7 @@ test-structured: $(INSTALLED) ## hold answers of the embedded model against sixt
 test-dashboards: $(INSTALLED) ## test alerts with promtool, and panels on a service under load (needs prometheus; ARGS="--pictures FOLDER": draws them)
 	@command -v promtool >/dev/null || { echo "Prometheus is missing: apt-get install prometheus" >&2; exit 1; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade --target build/notebooks nbclient ipykernel matplotlib
-	@PYTHONPATH=build/notebooks $(BIN)/python -m pytest -m dashboards tests/monitoring $(ARGS)
+	@PYTHONPATH=$(CURDIR)/build/notebooks $(BIN)/python -m pytest -m dashboards tests/monitoring $(ARGS)
 
 test-clients: $(INSTALLED) ## run official clients against a service, each in its own environment, and write their table
 	@exec $(BIN)/python tests/clients/run.py $(ARGS)

@@ -7,6 +7,7 @@ the image (LABEL, EXPOSE, VOLUME, HEALTHCHECK) are checked and kept in image.jso
 """
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -83,6 +84,12 @@ class ChrootBuild:
             return self._stages[name]
         globals_, own, parent = _stage_instructions(name, instructions)
         folder = self._folder / name
+        digest = self._digest(name, instructions)
+        if (kept := self._kept(name, digest)) is not None:
+            print(f"== stage {name}, as it was built before", flush=True)
+            self._stages[name] = kept
+            return kept
+        (self._folder / f"{name}.json").unlink(missing_ok=True)
         print(f"== stage {name}", flush=True)
         if parent is None:
             stage = Stage(folder)
@@ -101,13 +108,40 @@ class ChrootBuild:
         for instruction, rest in own:
             print(f"   {instruction} {rest[:110]}", flush=True)
             self._run(stage, instruction, rest, defaults, instructions)
-        (self._folder / f"{name}.json").write_text(
-            json.dumps(
-                {"environment": stage.environment, "user": stage.user, "workdir": stage.workdir} | stage.description
-            )
-        )
+        settings = {"digest": digest, "environment": stage.environment, "user": stage.user, "workdir": stage.workdir}
+        (self._folder / f"{name}.json").write_text(json.dumps(settings | stage.description))
         self._stages[name] = stage
         return stage
+
+    def _digest(self, name: str, instructions: list[tuple[str, str]]) -> str:
+        """Hash a stage's instructions and the files that they copy, and those of the stages that it is made from."""
+        _, own, parent = _stage_instructions(name, instructions)
+        digest = hashlib.sha256(json.dumps([own, self._arguments]).encode())
+        if parent is not None:
+            digest.update(self._digest(parent, instructions).encode())
+        for words in (shlex.split(rest) for instruction, rest in own if instruction == "COPY"):
+            if words[0].startswith("--from="):
+                digest.update(self._digest(words[0].removeprefix("--from="), instructions).encode())
+                continue
+            for path in sorted(file for name in words[:-1] for file in _files(ROOT / name)):
+                digest.update(path.read_bytes())
+        return digest.hexdigest()
+
+    def _kept(self, name: str, digest: str) -> Stage | None:
+        try:
+            found = json.loads((self._folder / f"{name}.json").read_text())
+        except OSError:
+            return None
+        if found.get("digest") != digest:
+            return None
+        description = {key: value for key, value in found.items() if key in DESCRIPTIVE}
+        return Stage(
+            self._folder / name,
+            found["environment"],
+            description=description,
+            workdir=found["workdir"],
+            user=found["user"],
+        )
 
     def _run(
         self, stage: Stage, name: str, rest: str, defaults: dict[str, str], instructions: list[tuple[str, str]]
@@ -173,6 +207,12 @@ class ChrootBuild:
         done = subprocess.run(["unshare", "--mount", "--fork", "/bin/sh", "-c", script], env=environment, check=False)
         if done.returncode:
             raise SystemExit(f"{shlex.join(command)[:200]} ended with {done.returncode}")
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    return [each for each in path.rglob("*") if each.is_file() and "__pycache__" not in each.parts]
 
 
 def _stage_instructions(

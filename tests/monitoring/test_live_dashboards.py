@@ -14,6 +14,7 @@ from support.monitoring.board_picture import draw_dashboard
 from support.monitoring.board_queries import Span, panels_without_data
 from support.monitoring.prometheus_server import PrometheusServer
 from support.monitoring.watched_service import SECRETS, free_port, ray_node, watched_service
+from support.services.polling import wait_until
 
 pytestmark = pytest.mark.dashboards
 
@@ -43,6 +44,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     (folder / "key").write_text(SECRETS["alice"])
     with ray_node(folder) as ray_port, watched_service(folder) as service:
         files = monitoring_files(Objectives())
+        rules = "alerts/rayinfer.rules.yaml"
+        files[rules] = files[rules].replace("interval: 5m", "interval: 2s")  # of error budgets
         files["prometheus.yaml"] = prometheus_config(f"127.0.0.1:{service.port}", str(folder / "key"))
         for path, text in files.items():
             (folder / path).parent.mkdir(exist_ok=True)
@@ -55,7 +58,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 
 def test_prometheus_reads_service_and_ray_and_evaluates_rules(watched: Watched):
-    assert watched.prometheus.targets() == {"rayinfer": "up", "ray": "up"}
+    wait_until(lambda: watched.prometheus.targets() == {"rayinfer": "up", "ray": "up"}, timeout_s=10, interval_s=0.5)
     assert watched.prometheus.rule_errors() == []
 
 

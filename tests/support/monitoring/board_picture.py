@@ -95,6 +95,7 @@ def _draw_lines(axes: Any, panel: Panel, lines: Sequence[Line], divisor: float, 
     else:
         for line in lines:
             axes.plot(line.times_s, [value / divisor for value in line.values], linewidth=1, label=line.legend)
+    axes.set_xlabel("time (s)", fontsize=6, labelpad=1)
     axes.set_ylabel(unit, fontsize=7)
     axes.set_ylim(bottom=None if panel.least is None else 0, top=None if panel.most is None else panel.most / divisor)
     axes.grid(alpha=0.3)

@@ -130,7 +130,7 @@ class WatchedService:
                 "stream": True,
             }
             self._post("/v1/chat/completions", tenant, body)
-            self._post("/v1/completions", tenant, {"model": MODEL, "prompt": "Once", "temperature": -number % 2})
+            self._post("/v1/completions", tenant, {"model": MODEL, "prompt": "Once", "temperature": -(number % 2)})
 
     def _embed(self, tenant: str) -> None:
         number = 0
@@ -174,7 +174,7 @@ class WatchedService:
         limits = [self._command, "limits", "--port", str(self.port), "--set"]
         subprocess.run([*limits, "max_waiting_requests=1"], check=True, capture_output=True, timeout=60)
         time.sleep(2.5)
-        body = {"model": MODEL, "prompt": "Once", "max_tokens": 40}
+        body = {"model": MODEL, "prompt": "Once", "max_tokens": 24}
         crowd = [threading.Thread(target=self._post, args=("/v1/completions", "bob", body)) for _ in range(200)]
         for thread in crowd:
             thread.start()
