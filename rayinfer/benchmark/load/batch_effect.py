@@ -105,8 +105,10 @@ class BatchEffectReport:
         ]
 
 
-async def measure_batch_effect(plan: BatchEffectPlan, command: str, log: Log) -> BatchEffectReport:
-    """Alternate both phases; raises RayinferError where the service fails a request."""
+async def measure_batch_effect(
+    plan: BatchEffectPlan, command: str, log: Log, on_round: Callable[[BatchEffectReport], None] = lambda report: None
+) -> BatchEffectReport:
+    """Alternate both phases, and report after every round; raises RayinferError where the service fails a request."""
     load = LoadPlan(
         base_url=plan.base_url,
         model=plan.model,
@@ -126,6 +128,14 @@ async def measure_batch_effect(plan: BatchEffectPlan, command: str, log: Log) ->
             async with batches.running(plan, number) as rate:
                 beside.append(await _requests(plan, send, 2 * number + 1))
                 rates.append(await rate())
+            report = _report(command, alone, beside, rates)
+            on_round(report)
+    return report
+
+
+def _report(
+    command: str, alone: list[list[RequestTimes]], beside: list[list[RequestTimes]], rates: list[float]
+) -> BatchEffectReport:
     rounds = [
         RoundEffect(alone=_first_tokens(without), beside_batch=_first_tokens(with_rows), step=_steps(with_rows))
         for without, with_rows in zip(alone, beside, strict=True)

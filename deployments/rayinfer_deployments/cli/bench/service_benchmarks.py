@@ -5,7 +5,9 @@ import contextlib
 import multiprocessing
 from collections.abc import Callable, Iterator
 from enum import StrEnum
+from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
@@ -30,6 +32,7 @@ from rayinfer_deployments.cluster.ray_environment import THROUGHPUT_SETTINGS, Pr
 if TYPE_CHECKING:
     from rayinfer.benchmark.control_plane.overhead.router_report import ServiceCost
     from rayinfer.benchmark.control_plane.overhead.routing_decision import DecisionCost
+    from rayinfer.benchmark.load.batch_effect import BatchEffectReport
 
 SHUTDOWN_TIMEOUT_S = 30.0  # of a measured service
 
@@ -170,7 +173,6 @@ def batches(
     interrupt_on_signals()
     from rayinfer.benchmark.load.batch_effect import BatchEffectPlan, measure_batch_effect
     from rayinfer.benchmark.load.workloads import parse_lengths
-    from rayinfer.benchmark.report import write_markdown
 
     plan = BatchEffectPlan(
         base_url=base_url,
@@ -186,13 +188,19 @@ def batches(
         api_key=api_key,
     )
     with progress_log(keeps_lines=True) as log:
-        report = asyncio.run(measure_batch_effect(plan, typed_command(), log))
-    show(report, output / "batches.json")
-    note = f"{report.environment}: `{report.command}`"
-    write_markdown(output / "batches.md", "Interactive requests beside a full batch", report.tables(), note)
+        report = asyncio.run(measure_batch_effect(plan, typed_command(), log, partial(_write_batch_effect, output)))
+    show(report)
     typer.echo(f"written: {output / 'batches.json'}, {output / 'batches.md'}")
     if report.added_steps > max_steps:
         raise typer.Exit(1)
+
+
+def _write_batch_effect(output: Path, report: "BatchEffectReport") -> None:
+    from rayinfer.benchmark.report import write_json, write_markdown
+
+    write_json(report, output / "batches.json")
+    note = f"{report.environment}: `{report.command}`"
+    write_markdown(output / "batches.md", "Interactive requests beside a full batch", report.tables(), note)
 
 
 @contextlib.contextmanager
