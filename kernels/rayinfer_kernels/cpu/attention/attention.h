@@ -79,7 +79,8 @@ class TileWorker {
         const int64_t group = step_.group();
         for (int64_t row = 0; row < tile.num_tokens * group; ++row) {
             const X* from = query.at(tile.first_token + row / group, tile.kv_head * group + row % group);
-            for (int64_t d = 0; d < step_.head_dim; d += kWidth)
+            // Up to the padding's end: what an earlier step left there could be no number, and keys' zeros would keep it.
+            for (int64_t d = 0; d < step_.padded_dim(); d += kWidth)
                 store(&query_[row * step_.padded_dim() + d], load(from + d, step_.head_dim - d));
         }
     }
