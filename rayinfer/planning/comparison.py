@@ -69,16 +69,17 @@ def _prefill_s(llm: LLM, prompt: list[int]) -> float:
 
 
 def _step_times(llm: LLM, prompts: list[list[int]]) -> float:
-    """Return the median time of the steps in which every prompt is answered with a token."""
+    """Return the median time of the steps after every prompt has its first tokens."""
     most = 2 * NUM_STEPS + len(prompts) * (1 + len(prompts[0]) // 128)  # the first one outlives the others' prefill
     asked = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True)
-    ids = [llm.add_request(prompt, asked) for prompt in prompts]
+    waiting = {llm.add_request(prompt, asked) for prompt in prompts}
+    ids = list(waiting)
     seconds: list[float] = []
     while len(seconds) <= NUM_STEPS and llm.has_unfinished_requests():
-        started = time.perf_counter()
-        outputs = llm.step()
-        # The first of these steps may have had the rest of a prompt.
-        if len(outputs) == len(prompts) and all(len(each.outputs[0].token_ids) > 1 for each in outputs):
+        is_decoding, started = not waiting, time.perf_counter()
+        # Requests whose token ends within a character have no output in its step.
+        waiting.difference_update(each.request_id for each in llm.step())
+        if is_decoding:
             seconds.append(time.perf_counter() - started)
     for request_id in ids:
         llm.abort(request_id)

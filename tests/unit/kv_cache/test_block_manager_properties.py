@@ -22,7 +22,7 @@ from support.golden.block_hash_reference import hash_block
 
 BLOCK_SIZE = 2
 NUM_BLOCKS = 10
-FEWEST_OPERATIONS = 10_000
+FEWEST_OPERATIONS = 8_000
 CHANGING_OPERATIONS = ("allocate", "find_cached_prefix", "pin", "free", "store", "reset_prefix_cache")
 
 few_tokens = st.lists(st.integers(0, 1), min_size=1, max_size=9)
