@@ -22,7 +22,7 @@ from support.golden.block_hash_reference import hash_block
 
 BLOCK_SIZE = 2
 NUM_BLOCKS = 10
-FEWEST_OPERATIONS = 8_000
+FEWEST_OPERATIONS = 10_000
 CHANGING_OPERATIONS = ("allocate", "find_cached_prefix", "pin", "free", "store", "reset_prefix_cache")
 
 few_tokens = st.lists(st.integers(0, 1), min_size=1, max_size=9)
@@ -204,7 +204,7 @@ def test_thousands_of_random_operations_keep_every_promise():
     run_state_machine_as_test(
         PoolMachine,
         settings=settings(
-            max_examples=300,
+            max_examples=400,
             stateful_step_count=60,
             deadline=None,
             database=None,
