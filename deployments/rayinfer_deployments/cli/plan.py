@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from rayinfer.config import DEFAULT_MODEL
 from rayinfer_deployments.cli.failures import in_one_line
 
 LIMITS = "A card that is not known"
@@ -13,9 +14,17 @@ LIMITS = "A card that is not known"
 
 @in_one_line
 def plan(
-    model: Annotated[str, typer.Option(help="what `rayinfer serve` takes, a config.json, or a known shape (Qwen3-8B)")],
-    gpu: Annotated[str, typer.Option(help="name of a card, or cpu: this machine's, which is measured for a moment")],
-    rate: Annotated[float, typer.Option(min=0.001, help="requests a second")],
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help=f"what `rayinfer serve` takes, a config.json, or a known shape (Qwen3-8B); default: {DEFAULT_MODEL}",
+            show_default=False,
+        ),
+    ] = None,
+    gpu: Annotated[
+        str, typer.Option(help="name of a card; cpu: this machine's processor, which is measured for a moment")
+    ] = "cpu",
+    rate: Annotated[float, typer.Option(min=0.001, help="requests a second")] = 1.0,
     ttft: Annotated[float, typer.Option(min=0.001, help="seconds until the first token, of 95 % of requests")] = 1.0,
     itl: Annotated[float, typer.Option(min=0.0001, help="mean seconds between two tokens")] = 0.05,
     input_len: Annotated[int, typer.Option(min=1, help="tokens of a prompt")] = 512,
@@ -28,6 +37,7 @@ def plan(
     memory_gb: Annotated[float | None, typer.Option(min=0.1, rich_help_panel=LIMITS, help="memory")] = None,
     bandwidth_gb_s: Annotated[float | None, typer.Option(min=0.1, rich_help_panel=LIMITS, help="bytes read")] = None,
     tflops: Annotated[float | None, typer.Option(min=0.001, rich_help_panel=LIMITS, help="bfloat16, dense")] = None,
+    named_model: Annotated[str | None, typer.Option("--model", help="the same as MODEL")] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="build an engine here and measure the times beside the estimates")
     ] = False,
@@ -39,6 +49,9 @@ def plan(
     from rayinfer.planning.hardware import CPU, find_card, measure_cpu
     from rayinfer.planning.model_footprint import CACHE_BYTES, FLOAT_BYTES, LAYER_BYTES, footprint_of
 
+    if model is not None and named_model is not None:
+        raise ConfigError(f"give one model: MODEL is {model!r}, --model {named_model!r}")
+    model = model or named_model or DEFAULT_MODEL
     for name, value, known in (
         ("quantization", quantization, (None, *LAYER_BYTES)),
         ("kv_cache_dtype", kv_cache_dtype, ("auto", *CACHE_BYTES)),
