@@ -2,12 +2,16 @@
 
 import json
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rayinfer.config import DEFAULT_MODEL
 from rayinfer_deployments.cli.failures import in_one_line
+
+if TYPE_CHECKING:
+    from rayinfer.planning.capacity_plan import CapacityPlan
+    from rayinfer.planning.comparison import ComparedTime
 
 LIMITS = "A card that is not known"
 
@@ -68,7 +72,7 @@ def plan(
     made = make_plan(footprint, hardware, objectives, quantization=quantization)
     times = []
     if compare:
-        from rayinfer.planning.comparison import compare_with_engine, comparison_table
+        from rayinfer.planning.comparison import compare_with_engine
 
         settings: dict[str, Any] = {"dtype": dtype, "quantization": quantization, "kv_cache_dtype": kv_cache_dtype}
         settings["allow_inaccurate_quantization"] = True  # times are compared, not answers
@@ -77,9 +81,15 @@ def plan(
     if as_json:
         compared = [asdict(each) | {"error": each.error} for each in times]
         typer.echo(json.dumps(made.as_json() | {"compared": compared}, indent=2))
-        return
-    compared_tables = [comparison_table(times, "An engine in this process")] if times else []
-    for table in [*made.tables(), *compared_tables]:
+    else:
+        _echo_tables(made, times)
+
+
+def _echo_tables(plan: "CapacityPlan", times: "list[ComparedTime]") -> None:
+    from rayinfer.planning.comparison import comparison_table
+
+    compared = [comparison_table(times, "An engine in this process")] if times else []
+    for table in [*plan.tables(), *compared]:
         typer.echo("\n".join(["", table.title, *table.lines()]))
-    if tensor_parallel_size > 1:
-        typer.echo(f"\nNot counted: communication between the {tensor_parallel_size} devices of an engine.")
+    if plan.hardware.num_devices > 1:
+        typer.echo(f"\nNot counted: communication between the {plan.hardware.num_devices} devices of an engine.")
