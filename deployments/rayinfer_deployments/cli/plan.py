@@ -51,18 +51,12 @@ def plan(
     from rayinfer.errors import ConfigError
     from rayinfer.planning.capacity_plan import Objectives, make_plan
     from rayinfer.planning.hardware import CPU, find_card, measure_cpu
-    from rayinfer.planning.model_footprint import CACHE_BYTES, FLOAT_BYTES, LAYER_BYTES, footprint_of
+    from rayinfer.planning.model_footprint import footprint_of
 
     if model is not None and named_model is not None:
         raise ConfigError(f"give one model: MODEL is {model!r}, --model {named_model!r}")
     model = model or named_model or DEFAULT_MODEL
-    for name, value, known in (
-        ("quantization", quantization, (None, *LAYER_BYTES)),
-        ("kv_cache_dtype", kv_cache_dtype, ("auto", *CACHE_BYTES)),
-        ("dtype", dtype, ("auto", *FLOAT_BYTES)),
-    ):
-        if value not in known:
-            raise ConfigError(f"{name} must be one of {', '.join(filter(None, known))}, got {value!r}")
+    _check_names(quantization, kv_cache_dtype, dtype)
     footprint = footprint_of(model, dtype=dtype, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
     if gpu == CPU:
         hardware = measure_cpu(threads)
@@ -83,6 +77,19 @@ def plan(
         typer.echo(json.dumps(made.as_json() | {"compared": compared}, indent=2))
     else:
         _echo_tables(made, times)
+
+
+def _check_names(quantization: str | None, kv_cache_dtype: str, dtype: str) -> None:
+    from rayinfer.errors import ConfigError
+    from rayinfer.planning.model_footprint import CACHE_BYTES, FLOAT_BYTES, LAYER_BYTES
+
+    for name, value, known in (
+        ("quantization", quantization, (None, *LAYER_BYTES)),
+        ("kv_cache_dtype", kv_cache_dtype, ("auto", *CACHE_BYTES)),
+        ("dtype", dtype, ("auto", *FLOAT_BYTES)),
+    ):
+        if value not in known:
+            raise ConfigError(f"{name} must be one of {', '.join(filter(None, known))}, got {value!r}")
 
 
 def _echo_tables(plan: "CapacityPlan", times: "list[ComparedTime]") -> None:
