@@ -1,4 +1,4 @@
-"""What the live view and the request explorer show of given samples and traces."""
+"""Live view and request explorer over given samples and traces."""
 
 import json
 
@@ -124,6 +124,12 @@ def test_changes_are_listed_as_events(visit, fake_service):
         "engine e2 is gone",
     ]
     assert page.locator(".marks li.bad").count() == 3
+
+
+def test_events_name_the_end_of_a_long_name(visit, fake_service):
+    page = visit(fake_service).page
+    show_samples(page, model(), model(engines={"rayinfer-engine-0-smollm2-zz8p1q0x": engine()}))
+    assert page.locator(".marks li", has_text="engine …0-smollm2-zz8p1q0x joined").count() == 1
 
 
 def test_scaling_decisions_are_shown_with_their_reasons(visit, fake_service):

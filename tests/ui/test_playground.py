@@ -1,4 +1,4 @@
-"""What the playground sends and shows, with models whose answers are given."""
+"""Playground with models whose answers are given: requests that it sends, and their answers on the page."""
 
 import ast
 import json
