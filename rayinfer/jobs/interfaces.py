@@ -54,6 +54,9 @@ SinkOffset = dict[str, Any]  # JSON-able: where a checkpoint ends in a sink
 class RowSink(Protocol):
     """Output of rows in order, which can be cut back to any offset that `flush` has returned."""
 
+    def exists(self) -> bool:
+        """Say whether something has the output's final name already, finished by this job or written by others."""
+
     def open(self, offset: SinkOffset | None, *, fence: bool = False) -> None:
         """Cut everything after the offset, or start anew; `fence` where an earlier writer may still run.
 

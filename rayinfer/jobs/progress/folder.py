@@ -56,23 +56,36 @@ class ProgressFolder:
         """Return the record of a complete job."""
         return self._read_json(_COMMIT)
 
+    @property
+    def is_begun(self) -> bool:
+        """True once the job's settings are kept."""
+        return self.store.read(_SETTINGS) is not None
+
     def check_settings(self, settings: Mapping[str, Any], *, force: bool = False) -> None:
-        """Keep the job's settings, or raise JobChanged if others are kept; `force` replaces them."""
+        """Keep the job's settings, or raise JobChanged if others are kept; `force` replaces them until it is complete.
+
+        Without a checkpoint nothing has been computed with the others, and they are replaced.
+        """
         kept = self._read_json(_SETTINGS)
         given = msgspec.json.decode(msgspec.json.encode(settings))
-        if kept is not None and not force:
-            changed = [
+        if kept == given:
+            return
+        if kept is not None:
+            changed = "; ".join(
                 f"{name}: {_shown(kept.get(name))}, now {_shown(given.get(name))}"
                 for name in sorted({*kept, *given})
                 if kept.get(name) != given.get(name)
-            ]
-            if changed:
+            )
+            if self.committed() is not None:
                 raise JobChanged(
-                    f"{self.location}: the job was begun with another configuration ({'; '.join(changed)});"
+                    f"{self.location}: the job is complete, with another configuration ({changed}); take another output"
+                )
+            if not force and self.load() is not None:
+                raise JobChanged(
+                    f"{self.location}: the job was begun with another configuration ({changed});"
                     " take another output, or --force-config to go on with the new one"
                 )
-        if kept != given:
-            self.store.write(_SETTINGS, msgspec.json.encode(given))
+        self.store.write(_SETTINGS, msgspec.json.encode(given))
 
     def request_cancel(self) -> None:
         """Ask the running copy to stop after its next checkpoint."""

@@ -48,6 +48,9 @@ class ListSink:
         self.num_finalized += 1
         return {"rows": len(self.records)}
 
+    def exists(self) -> bool:
+        return False
+
     def clean_up(self) -> None:
         pass
 

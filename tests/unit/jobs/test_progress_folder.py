@@ -41,12 +41,18 @@ def test_a_checkpoint_of_another_version_is_refused(folder):
 
 
 def test_other_settings_are_refused_by_name_unless_forced(folder):
-    folder.check_settings({"model": "a", "temperature": 0.8})
+    folder.check_settings({"model": "other"})
+    folder.check_settings({"model": "a", "temperature": 0.8})  # before the first checkpoint
+    folder.save(PROGRESS)
     folder.check_settings({"temperature": 0.8, "model": "a"})
     with pytest.raises(JobChanged, match=r'model: "a", now "b"; seed: null, now 1\); .*--force-config'):
         folder.check_settings({"model": "b", "temperature": 0.8, "seed": 1})
     folder.check_settings({"model": "b"}, force=True)
     folder.check_settings({"model": "b"})
+    folder.commit({})
+    with pytest.raises(JobChanged, match="the job is complete"):
+        folder.check_settings({"model": "a"}, force=True)
+    folder.check_settings({"model": "b"}, force=True)
 
 
 def test_the_digest_of_settings_ignores_their_order():
