@@ -104,6 +104,7 @@ class Progress:
     seed_scheme: str
     fencing_token: int  # of the lease of the copy that wrote it
     counts: Counts = field(default_factory=Counts)
+    rows_ahead: int = 0  # that have ended after `position`, and are kept beside the checkpoint until their turn
     version: int = PROGRESS_VERSION
 
 
@@ -113,7 +114,10 @@ class ProgressStore(Protocol):
     def load(self) -> Progress | None:
         """Return the newest whole checkpoint, or None before the first."""
 
-    def save(self, progress: Progress) -> None:
+    def load_rows_ahead(self) -> bytes:
+        """Return what was saved with the newest whole checkpoint; empty if it is damaged."""
+
+    def save(self, progress: Progress, rows_ahead: bytes = b"") -> None:
         """Write a checkpoint durably; the one before is kept in case this one is damaged."""
 
     def commit(self, summary: Mapping[str, Any]) -> None:

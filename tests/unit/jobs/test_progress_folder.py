@@ -76,3 +76,19 @@ def test_a_cancellation_waits_until_it_is_cleared(folder):
     assert folder.cancel_requested()
     folder.clear_cancel()
     assert not folder.cancel_requested()
+
+
+def test_rows_ahead_belong_to_the_newest_whole_checkpoint(folder):
+    ahead = Progress(**{name: getattr(PROGRESS, name) for name in PROGRESS.__slots__} | {"rows_ahead": 2})
+    folder.save(ahead, b"two rows")
+    assert folder.load_rows_ahead() == b"two rows"
+    assert read_status(folder).rows_finished == 6
+    folder.save(ahead, b"others")
+    assert folder.load_rows_ahead() == b"others"
+    newest = [name for name in folder.store.names() if name.startswith("rows-ahead")][-1]
+    folder.store.write(newest, b"torn")
+    assert folder.load_rows_ahead() == b""
+    folder.save(PROGRESS)
+    assert folder.load_rows_ahead() == b""
+    folder.commit({})
+    assert not any(name.startswith("rows-ahead") for name in folder.store.names())
