@@ -233,7 +233,7 @@ def test_a_waterfall_shows_each_phase(visit, fake_service):
     page.locator(".waterfall").wait_for()
     assert [" ".join(text.split()) for text in page.locator(".phases li").all_inner_texts()] == [
         "waits in the router 1.00 s",
-        "on its way to e1 (most of its prefix is cached) 1.00 s",
+        "sent to e1 (most of its prefix is cached) 1.00 s",
         "waits in the engine 1.00 s",
         "prefill of tokens 64 to 128 1.00 s",
         "computes the first token 1.00 s",
@@ -244,5 +244,5 @@ def test_a_waterfall_shows_each_phase(visit, fake_service):
         "decodes 1.00 s",
     ]
     assert page.locator(".bar-part.stall").count() == 2
-    lefts = page.locator(".bar-part").evaluate_all("(parts) => parts.map((each) => parseFloat(each.style.left))")
+    lefts = page.locator(".bar-part").evaluate_all("(parts) => parts.map((each) => each.getBoundingClientRect().left)")
     assert lefts == sorted(lefts)

@@ -90,6 +90,25 @@ def test_the_model_that_is_chosen_answers(visit, fake_models):
         assert sorted(body["model"] for body in bodies) == ["fake", "other"]
 
 
+def test_a_log_stays_at_its_end(visit, fake_models):
+    fake_models["fake"].generator.pieces = ("line\n" * 40, "last")
+    with served(build_app(fake_models, ServiceMetrics())) as url:
+        page = visit(url).page
+        wait_for_models(page)
+        ask(page)
+        page.locator(".figures", has_text="2 tokens").wait_for()
+        below = "(log) => log.scrollHeight - log.scrollTop - log.clientHeight"
+        assert page.locator(".log").evaluate(below) <= 1
+        page.set_viewport_size({"width": 1280, "height": 500})
+        page.wait_for_timeout(300)
+        assert page.locator(".log").evaluate(below) <= 1
+        page.locator(".log").evaluate("(log) => { log.scrollTop = 0; }")
+        page.wait_for_timeout(300)
+        page.set_viewport_size({"width": 1280, "height": 450})
+        page.wait_for_timeout(300)
+        assert page.locator(".log").evaluate("(log) => log.scrollTop") == 0  # as the reader left it
+
+
 def test_escape_stops_an_answer(visit, fake_models):
     generator = fake_models["fake"].generator
     generator.blocks_after = 1

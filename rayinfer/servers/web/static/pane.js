@@ -33,6 +33,7 @@ export function pane(opened, { onChange = () => {} } = {}) {
   let abort = null, isAtEnd = true;
   // Noted as it is scrolled: to ask in each frame would lay the page out twice.
   log.addEventListener("scroll", () => { isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_END_PX; }, { passive: true });
+  new ResizeObserver(() => { if (isAtEnd) log.scrollTop = END_PX; }).observe(log);
   system.addEventListener("change", () => { conversation.system = system.value; onChange(conversation); });
 
   const body = () => {
@@ -151,6 +152,8 @@ export function pane(opened, { onChange = () => {} } = {}) {
   };
 }
 
+function counted(count, noun) { return `${count} ${noun}${count === 1 ? "" : "s"}`; }
+
 function parsed(area, name) {
   if (!area.value.trim()) return null;
   try { return JSON.parse(area.value); } catch (error) { throw new Error(`The ${name} is not valid JSON: ${error.message}`); }
@@ -239,7 +242,7 @@ function progressOf(figures) {
       const tokens = usage?.completion_tokens ?? count;
       const elapsed = (latest - (first ?? started)) / 1000;
       const rate = tokens > 1 && elapsed > 0 ? `${number((tokens - 1) / elapsed, 1)} tokens/s` : "";
-      setText(text, [first && `first token after ${seconds((first - started) / 1000)}`, tokens && `${tokens} tokens`, rate,
+      setText(text, [first && `first token after ${seconds((first - started) / 1000)}`, tokens && counted(tokens, "token"), rate,
         usage && `${usage.prompt_tokens} in the prompt`, usage?.prompt_tokens_details?.cached_tokens && `${usage.prompt_tokens_details.cached_tokens} of them cached`,
         this.note].filter(Boolean).join(" · "));
     },
