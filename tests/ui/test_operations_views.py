@@ -211,6 +211,20 @@ def test_hostile_requests_are_shown_as_text(visit, fake_service, content):
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 1280
 
 
+def test_the_trace_of_a_running_request_grows(visit, fake_service):
+    page = visit(fake_service).page
+    events = [{"name": "received", "time_s": START_S, "details": {}}]
+
+    def answer(route):
+        route.fulfill(json={"data": [{"id": "cmpl-1", "model": "fake", "events": events, "num_events_dropped": 0}]})
+
+    page.route("**/trace", answer)
+    page.goto(f"{fake_service}/#requests/cmpl-1")
+    page.locator(".trace tbody tr").wait_for()
+    events.append({"name": "finished", "time_s": START_S + 1, "details": {}})
+    page.locator(".trace tbody tr").nth(1).wait_for()
+
+
 def test_a_waterfall_shows_each_phase(visit, fake_service):
     page = visit(fake_service).page
     named = [

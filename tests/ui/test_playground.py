@@ -173,6 +173,37 @@ def test_a_stream_that_fails_says_why_and_keeps_its_text(visit, fake_service):
     page.locator(".figures", has_text="failed").wait_for()
 
 
+def test_a_request_that_fails_leaves_no_empty_answer(visit, fake_service):
+    page = visit(fake_service).page
+    wait_for_models(page)
+    bodies = answer_with(page, CHAT, {"error": {"message": "No.", "code": 500}})
+    ask(page, "First")
+    page.get_by_role("alert").filter(has_text="No.").wait_for()
+    ask(page, "Second")
+    page.locator(".message.user", has_text="Second").wait_for()
+    page.get_by_role("alert").filter(has_text="No.").wait_for()
+    assert [message["content"] for message in bodies[-1]["messages"]] == ["First", "Second"]
+    assert page.locator(".message.assistant").count() == 0
+
+
+def test_models_of_a_service_that_starts_are_awaited(visit, fake_service):
+    page = visit(f"{fake_service}/docs").page
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": []}), times=1)
+    page.get_by_role("link", name="Chat").click()
+    page.locator(".figures", has_text="No model for this view is served yet.").wait_for()
+    wait_for_models(page)
+    assert page.locator(".figures").inner_text() == ""
+
+
+@pytest.mark.parametrize("address", ["#requests/%E0%A4%A", "#constructor", "#toString/x"])
+def test_odd_addresses_show_a_view(visit, fake_service, address):
+    opened = visit(f"{fake_service}/{address}")
+    opened.expected = ("404",)  # there is no such request
+    opened.page.locator("main h1").wait_for(state="attached")
+    opened.page.get_by_role("link", name="API").click()
+    opened.page.get_by_label("Filter paths").wait_for()
+
+
 def test_exports_are_the_request_itself(visit, fake_service):
     page = visit(fake_service).page
     open_more(page)

@@ -121,8 +121,11 @@ export function pane(opened, { onChange = () => {} } = {}) {
     cancelAnimationFrame(frame);
     abort = null;
     draw();
+    const isEmpty = ["stopped", "failed"].includes(progress.note) && !message.content && !message.reasoning && !message.tool_calls;
+    if (isEmpty) mine.messages.splice(mine.messages.indexOf(message), 1); // later requests have no empty answer
     onChange(mine);
     if (mine !== conversation) return; // another one was opened meanwhile
+    if (isEmpty) show();
     if (failure) fail(failure);
     if (message.tool_calls) askForResults(message);
   }
@@ -143,12 +146,7 @@ export function pane(opened, { onChange = () => {} } = {}) {
       while (conversation.messages.length && conversation.messages.at(-1).role === "assistant") conversation.messages.pop();
       if (conversation.messages.length) answer();
     },
-    async start() {
-      clear();
-      try {
-        if (!await controls.load()) figures.textContent = "No model that generates text is served yet.";
-      } catch (error) { figures.textContent = error.message; }
-    },
+    start() { clear(); controls.load(figures); },
   };
 }
 

@@ -65,7 +65,7 @@ export function tokensView(main) {
     output, el("p", { class: "legend" }, "Probability: ", ["under 10 %", "under 50 %", "under 90 %", "90 % and over"].map((label, index) =>
       el("span", { class: `token p${index}` }, label))),
     panel, figures);
-  controls.load().catch((error) => { figures.textContent = error.message; });
+  controls.load(figures);
   return () => abort?.abort();
 }
 
