@@ -12,6 +12,7 @@ from rayinfer.sampling_defaults import sampling_defaults
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_PACKED_CACHE_BYTES = 20 * 2**30
+DEFAULT_MODEL_COPIES_BYTES = 100 * 2**30
 
 KernelPath = Literal["auto", "native", "portable", "avx2", "avx2-vnni", "avx512", "avx512-vnni", "avx512-bf16"]
 
@@ -288,13 +289,22 @@ def kernel_path(setting: str = "auto") -> str:
 
 def packed_cache_bytes() -> int:
     """Most bytes of packed weights in the cache folder; raises ConfigError for a setting that is no number."""
-    setting = os.environ.get("RAYINFER_PACKED_CACHE_GIB", "")
+    return _bytes_of("RAYINFER_PACKED_CACHE_GIB", DEFAULT_PACKED_CACHE_BYTES)
+
+
+def model_copies_bytes() -> int:
+    """Most bytes of models from other nodes in the cache folder; raises ConfigError for a setting that is no number."""
+    return _bytes_of("RAYINFER_MODEL_COPIES_GIB", DEFAULT_MODEL_COPIES_BYTES)
+
+
+def _bytes_of(name: str, default: int) -> int:
+    setting = os.environ.get(name, "")
     if not setting:
-        return DEFAULT_PACKED_CACHE_BYTES
+        return default
     try:
         gib = float(setting)
     except ValueError:
         gib = -1.0
     if not 0 <= gib < float("inf"):
-        raise ConfigError(f"RAYINFER_PACKED_CACHE_GIB must be a number of GiB, 0 or more, got {setting!r:.80}")
+        raise ConfigError(f"{name} must be a number of GiB, 0 or more, got {setting!r:.80}")
     return int(gib * 2**30)

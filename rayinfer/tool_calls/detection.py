@@ -43,6 +43,11 @@ def detect_reasoning(template: str | None) -> ReasoningTags | None:
     return next((tags for tags in _TAGS if tags.end in (template or "") or tags.begin in (template or "")), None)
 
 
+def has_reasoning(template: str | None) -> bool:
+    """Return whether answers to a template's prompts may have reasoning that is split off."""
+    return detect_reasoning(template) is not None or detect_format(template).is_harmony
+
+
 def begins_in_reasoning(prompt: str, tags: ReasoningTags) -> bool:
     """Return whether a prompt ends within reasoning, which the template has opened."""
     return prompt.rfind(tags.begin) > prompt.rfind(tags.end) and prompt.rstrip().endswith(tags.begin)

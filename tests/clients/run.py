@@ -34,6 +34,7 @@ from support.tiny_models.tiny_encoders import make_tiny_encoder  # noqa: E402
 ENVIRONMENTS = ROOT / ".clients"
 MODEL = "smollm2-135m"
 LIMIT_S = 900.0
+HTTPX = "httpx==0.28.1"  # sends what no client would, and shows what it gets
 TABLE_BEGINS = "<!-- table -->\n"
 
 
@@ -55,7 +56,7 @@ class Client:
 
 
 SERVICES = {  # three models are what two cores have room for
-    "default": ("all-minilm-l6-v2", "{folder}/classifier", "--with-examples"),
+    "default": ("all-minilm-l6-v2", "{folder}/classifier", "--with-examples", "--trust-request-chat-template"),
     "float32": ("--max-model-len", 2048, "--dtype", "float32", "--generation-config", "none"),
 }
 CLIENTS = (
@@ -94,6 +95,9 @@ CLIENTS = (
     Client(name="instructor", script="instructor_check.py", requirements=("instructor==1.17.0",)),
     Client(name="pydantic-ai", script="pydantic_ai_check.py", requirements=("pydantic-ai-slim[openai]==2.68.0",)),
     Client(name="ollama", script="ollama_check.py", requirements=("ollama==0.6.3",)),
+    Client(name="fields of chats", script="openai_fields_check.py", requirements=(HTTPX,)),
+    Client(name="fields of Responses", script="responses_fields_check.py", requirements=(HTTPX,)),
+    Client(name="fields of Messages and Ollama", script="messages_fields_check.py", requirements=(HTTPX,)),
     Client(name="schemathesis", script="schemathesis_check.py", requirements=("schemathesis==4.32.5",), service=None),
 )
 

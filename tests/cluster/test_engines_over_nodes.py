@@ -11,6 +11,7 @@ import pytest
 
 from support.cluster.service_config import built_config, model_args
 from support.services.polling import wait_until
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 pytestmark = pytest.mark.cluster
 PROMPTS = ["Once upon a time", "The quick brown fox", "a", "Numbers: 1 2 3 4 5 6 7 8 9 10 11 12"]
@@ -66,6 +67,15 @@ def test_a_node_without_the_model_has_fetched_it_once(service):
     received = list((service.folder / "cache-3" / "models" / "nodes").glob("*/whole/*/model.safetensors"))
     assert len(received) == 1
     assert not (service.folder / "cache-2" / "models" / "nodes").exists()
+
+
+def test_weights_change_by_a_command_on_a_node_that_lacks_them(service, tiny_model):
+    before = answers_of(service, "stages")
+    other = make_tiny_llama(tiny_model.parent / "other", seed=1, max_position_embeddings=2048)
+    assert "version 1" in service.rayinfer("reload", str(other), "--model", "stages", node=3)
+    assert [each["text"] for each in answers_of(service, "stages")] != [each["text"] for each in before]
+    listed = service.rayinfer("cache", "ls", node=3)
+    assert f"{other}, in use" in listed
 
 
 def test_an_engine_ends_with_its_rank_on_another_node_and_returns(service):

@@ -36,6 +36,16 @@ def test_answers_of_the_embedded_model_validate_or_end_by_length(results_file):
     assert sum(counts, Counter())["stop"] > len(SCHEMAS) * NUM_ANSWERS // 3
 
 
+@pytest.mark.structured
+def test_answers_of_the_embedded_model_are_the_same_under_150_preemptions():
+    prompts, params = requests_of(2, 64)
+    with LLM(MODEL, max_num_seqs=16, num_kv_blocks=512) as llm:
+        expected = [output.outputs[0].text for output in llm.generate(prompts, params, use_tqdm=False)]
+    with LLM(MODEL, max_num_seqs=16, num_kv_blocks=24) as llm:
+        assert [output.outputs[0].text for output in llm.generate(prompts, params, use_tqdm=False)] == expected
+        assert llm.stats.num_preemptions_total >= 150
+
+
 def test_answers_of_a_random_model_validate_or_end_by_length(tmp_path):
     folder = str(make_tiny_llama(tmp_path / "tiny", tie=False))
     with LLM(folder, dtype="float32", max_num_seqs=64, num_kv_blocks=2048, num_threads=1) as llm:
@@ -43,14 +53,20 @@ def test_answers_of_a_random_model_validate_or_end_by_length(tmp_path):
     assert sum(counts, Counter())["stop"] > len(SCHEMAS) // 2
 
 
-def count_ends(llm, num_answers, max_tokens):
-    """Check the answers to all schemas; returns how those to each have ended."""
+def requests_of(num_answers, max_tokens):
+    """Return the prompts and parameters of so many answers to each schema, half of them compact."""
     prompts, params = [], []
     for case in SCHEMAS:
         prompts += [f"Answer with {case['name']} as JSON:\n"] * num_answers
         for seed in range(num_answers):
             form = {"json": case["schema"], "disable_any_whitespace": seed % 2 == 0}
             params.append(SamplingParams(temperature=1.2, seed=seed, max_tokens=max_tokens, structured_outputs=form))
+    return prompts, params
+
+
+def count_ends(llm, num_answers, max_tokens):
+    """Check the answers to all schemas; returns how those to each have ended."""
+    prompts, params = requests_of(num_answers, max_tokens)
     answers = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
     problems, counts = [], []
     for index, case in enumerate(SCHEMAS):

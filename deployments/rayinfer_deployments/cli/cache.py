@@ -1,21 +1,28 @@
-"""`rayinfer cache`: the packed weights in the cache folder, and their deletion."""
+"""`rayinfer cache`: packed weights and models from other nodes in the cache folder, and their deletion."""
 
 import json
 import time
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rayinfer.config import cache_folder, packed_cache_bytes
+from rayinfer.config import cache_folder, model_copies_bytes, packed_cache_bytes
 from rayinfer_deployments.cli.failures import in_one_line
+
+if TYPE_CHECKING:
+    from rayinfer.optimization.packed_entries import PackedEntry
+    from rayinfer_deployments.model_files.received_entries import ReceivedEntry
 
 GIB = 2**30
 
 
 def build_application() -> typer.Typer:
     """Put the commands together."""
-    application = typer.Typer(help="Packed weights in the cache folder.", no_args_is_help=True)
+    application = typer.Typer(
+        help="Packed weights and models from other nodes in the cache folder.", no_args_is_help=True
+    )
     application.command("ls")(list_cache)
     application.command("clean")(clean)
     return application
@@ -23,31 +30,58 @@ def build_application() -> typer.Typer:
 
 @in_one_line
 def list_cache(as_json: Annotated[bool, typer.Option("--json", help="for scripts: a list of objects")] = False) -> None:
-    """List the packed weights, the least recently used first; they are deleted in this order."""
+    """List packed weights and models from other nodes, the least recently used first, as they are deleted."""
     from rayinfer.optimization.packed_entries import list_entries
+    from rayinfer_deployments.model_files.received_entries import list_received, received_root
 
-    folder = cache_folder() / "packed"
-    entries = list_entries(folder)
+    packed, copies = list_entries(cache_folder() / "packed"), list_received(received_root())
     if as_json:
-        typer.echo(json.dumps([asdict(entry) for entry in entries], indent=2))
+        found = [{"kind": "packed"} | asdict(entry) for entry in packed]
+        found += [{"kind": "copy"} | asdict(entry) for entry in copies]
+        typer.echo(json.dumps(found, indent=2))
         return
-    for entry in entries:
-        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.last_used_s))
-        typer.echo(f"{entry.key}  {entry.num_bytes / GIB:8.2f} GiB  last used {used}")
-    num_bytes = sum(entry.num_bytes for entry in entries)
-    limit = f"{packed_cache_bytes() / GIB:g} GiB (RAYINFER_PACKED_CACHE_GIB)"
-    typer.echo(f"{len(entries)} entries, {num_bytes / GIB:.2f} of at most {limit} in {folder}")
+    for entry in packed:
+        typer.echo(f"{entry.key}  {_size_and_use(entry)}")
+    _echo_sum(packed, "entries", packed_cache_bytes(), "RAYINFER_PACKED_CACHE_GIB", cache_folder() / "packed")
+    for copy in copies:
+        where = str(Path(copy.folder).relative_to(received_root()))
+        typer.echo(f"{where}  {_size_and_use(copy)}  {copy.model}{', in use' if copy.is_in_use else ''}")
+    _echo_sum(copies, "models of other nodes", model_copies_bytes(), "RAYINFER_MODEL_COPIES_GIB", received_root())
 
 
 @in_one_line
 def clean(
-    keep_gib: Annotated[float, typer.Option(min=0.0, help="keep the most recently used ones, up to this size")] = 0.0,
+    keep_gib: Annotated[
+        float, typer.Option(min=0.0, help="keep the most recently used ones of each kind, up to this size")
+    ] = 0.0,
 ) -> None:
-    """Delete packed weights: all of them, or the least recently used; engines that run keep theirs in memory."""
+    """Delete packed weights and models from other nodes, all or the least recently used; those in use keep working."""
     from rayinfer.optimization.packed_entries import delete_unfinished, shrink
+    from rayinfer_deployments.model_files import received_entries
 
-    folder = cache_folder() / "packed"
-    deleted = shrink(folder, int(keep_gib * GIB))
+    folder, most = cache_folder() / "packed", int(keep_gib * GIB)
+    deleted = shrink(folder, most)
     delete_unfinished(folder)
-    num_bytes = sum(entry.num_bytes for entry in deleted)
-    typer.echo(f"deleted {len(deleted)} entries, {num_bytes / GIB:.2f} GiB, from {folder}")
+    typer.echo(f"deleted {len(deleted)} entries, {_gib(deleted)}, from {folder}")
+    root = received_entries.received_root()
+    copies = received_entries.shrink_received(root, most)
+    received_entries.delete_unfinished(root)
+    in_use = sum(entry.is_in_use for entry in received_entries.list_received(root))
+    kept = f"; {in_use} in use are kept" if in_use else ""
+    typer.echo(f"deleted {len(copies)} models of other nodes, {_gib(copies)}, from {root}{kept}")
+
+
+def _size_and_use(entry: "PackedEntry | ReceivedEntry") -> str:
+    used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.last_used_s))
+    return f"{entry.num_bytes / GIB:8.2f} GiB  last used {used}"
+
+
+def _gib(entries: "list[PackedEntry] | list[ReceivedEntry]") -> str:
+    return f"{sum(entry.num_bytes for entry in entries) / GIB:.2f} GiB"
+
+
+def _echo_sum(
+    entries: "list[PackedEntry] | list[ReceivedEntry]", what: str, most: int, setting: str, folder: Path
+) -> None:
+    held = sum(entry.num_bytes for entry in entries) / GIB
+    typer.echo(f"{len(entries)} {what}, {held:.2f} of at most {most / GIB:g} GiB ({setting}) in {folder}")

@@ -2,20 +2,33 @@
 
 import json
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rayinfer.config import DEFAULT_MODEL
 from rayinfer_deployments.cli.failures import in_one_line
+
+if TYPE_CHECKING:
+    from rayinfer.planning.capacity_plan import CapacityPlan
+    from rayinfer.planning.comparison import ComparedTime
 
 LIMITS = "A card that is not known"
 
 
 @in_one_line
 def plan(
-    model: Annotated[str, typer.Option(help="what `rayinfer serve` takes, a config.json, or a known shape (Qwen3-8B)")],
-    gpu: Annotated[str, typer.Option(help="name of a card, or cpu: this machine's, which is measured for a moment")],
-    rate: Annotated[float, typer.Option(min=0.001, help="requests a second")],
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help=f"what `rayinfer serve` takes, a config.json, or a known shape (Qwen3-8B); default: {DEFAULT_MODEL}",
+            show_default=False,
+        ),
+    ] = None,
+    gpu: Annotated[
+        str, typer.Option(help="name of a card; cpu: this machine's processor, which is measured for a moment")
+    ] = "cpu",
+    rate: Annotated[float, typer.Option(min=0.001, help="requests a second")] = 1.0,
     ttft: Annotated[float, typer.Option(min=0.001, help="seconds until the first token, of 95 % of requests")] = 1.0,
     itl: Annotated[float, typer.Option(min=0.0001, help="mean seconds between two tokens")] = 0.05,
     input_len: Annotated[int, typer.Option(min=1, help="tokens of a prompt")] = 512,
@@ -28,6 +41,7 @@ def plan(
     memory_gb: Annotated[float | None, typer.Option(min=0.1, rich_help_panel=LIMITS, help="memory")] = None,
     bandwidth_gb_s: Annotated[float | None, typer.Option(min=0.1, rich_help_panel=LIMITS, help="bytes read")] = None,
     tflops: Annotated[float | None, typer.Option(min=0.001, rich_help_panel=LIMITS, help="bfloat16, dense")] = None,
+    named_model: Annotated[str | None, typer.Option("--model", help="the same as MODEL")] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="build an engine here and measure the times beside the estimates")
     ] = False,
@@ -37,15 +51,12 @@ def plan(
     from rayinfer.errors import ConfigError
     from rayinfer.planning.capacity_plan import Objectives, make_plan
     from rayinfer.planning.hardware import CPU, find_card, measure_cpu
-    from rayinfer.planning.model_footprint import CACHE_BYTES, FLOAT_BYTES, LAYER_BYTES, footprint_of
+    from rayinfer.planning.model_footprint import footprint_of
 
-    for name, value, known in (
-        ("quantization", quantization, (None, *LAYER_BYTES)),
-        ("kv_cache_dtype", kv_cache_dtype, ("auto", *CACHE_BYTES)),
-        ("dtype", dtype, ("auto", *FLOAT_BYTES)),
-    ):
-        if value not in known:
-            raise ConfigError(f"{name} must be one of {', '.join(filter(None, known))}, got {value!r}")
+    if model is not None and named_model is not None:
+        raise ConfigError(f"give one model: MODEL is {model!r}, --model {named_model!r}")
+    model = model or named_model or DEFAULT_MODEL
+    _check_names(quantization, kv_cache_dtype, dtype)
     footprint = footprint_of(model, dtype=dtype, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
     if gpu == CPU:
         hardware = measure_cpu(threads)
@@ -55,7 +66,7 @@ def plan(
     made = make_plan(footprint, hardware, objectives, quantization=quantization)
     times = []
     if compare:
-        from rayinfer.planning.comparison import compare_with_engine, comparison_table
+        from rayinfer.planning.comparison import compare_with_engine
 
         settings: dict[str, Any] = {"dtype": dtype, "quantization": quantization, "kv_cache_dtype": kv_cache_dtype}
         settings["allow_inaccurate_quantization"] = True  # times are compared, not answers
@@ -64,9 +75,28 @@ def plan(
     if as_json:
         compared = [asdict(each) | {"error": each.error} for each in times]
         typer.echo(json.dumps(made.as_json() | {"compared": compared}, indent=2))
-        return
-    compared_tables = [comparison_table(times, "An engine in this process")] if times else []
-    for table in [*made.tables(), *compared_tables]:
+    else:
+        _echo_tables(made, times)
+
+
+def _check_names(quantization: str | None, kv_cache_dtype: str, dtype: str) -> None:
+    from rayinfer.errors import ConfigError
+    from rayinfer.planning.model_footprint import CACHE_BYTES, FLOAT_BYTES, LAYER_BYTES
+
+    for name, value, known in (
+        ("quantization", quantization, (None, *LAYER_BYTES)),
+        ("kv_cache_dtype", kv_cache_dtype, ("auto", *CACHE_BYTES)),
+        ("dtype", dtype, ("auto", *FLOAT_BYTES)),
+    ):
+        if value not in known:
+            raise ConfigError(f"{name} must be one of {', '.join(filter(None, known))}, got {value!r}")
+
+
+def _echo_tables(plan: "CapacityPlan", times: "list[ComparedTime]") -> None:
+    from rayinfer.planning.comparison import comparison_table
+
+    compared = [comparison_table(times, "An engine in this process")] if times else []
+    for table in [*plan.tables(), *compared]:
         typer.echo("\n".join(["", table.title, *table.lines()]))
-    if tensor_parallel_size > 1:
-        typer.echo(f"\nNot counted: communication between the {tensor_parallel_size} devices of an engine.")
+    if plan.hardware.num_devices > 1:
+        typer.echo(f"\nNot counted: communication between the {plan.hardware.num_devices} devices of an engine.")

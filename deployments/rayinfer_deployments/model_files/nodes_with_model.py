@@ -12,7 +12,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rayinfer.config import cache_folder
+from rayinfer.config import model_copies_bytes
 from rayinfer.errors import ModelLoadError, ModelNotFound
 from rayinfer.models.checkpoints.sources import find_local_model, resolve_model
 from rayinfer_deployments.model_files.folder_manifest import (
@@ -23,6 +23,7 @@ from rayinfer_deployments.model_files.folder_manifest import (
     read_piece,
 )
 from rayinfer_deployments.model_files.folder_transfer import ReceivedFolders
+from rayinfer_deployments.model_files.received_entries import received_root, use_until_exit
 
 ANSWER_S = 60.0  # of the other nodes, to what they have; a process starts there
 ANSWER_WITH_COPY_S = 10.0  # where an earlier copy could do
@@ -52,6 +53,7 @@ def resolve_on_cluster(model: str, *, with_weights: bool = True) -> Path:
         except ModelLoadError as error:
             logger.warning("model %s cannot be had from node %s: %s", model, node[:12], error)
     if copy is not None:
+        use_until_exit(copy)
         return copy
     try:
         return resolve_model(model, progress=False)
@@ -61,7 +63,7 @@ def resolve_on_cluster(model: str, *, with_weights: bool = True) -> Path:
 
 def received_folders() -> ReceivedFolders:
     """Return this node's cache of models from other nodes."""
-    return ReceivedFolders(cache_folder() / "models" / "nodes")
+    return ReceivedFolders(received_root(), max_bytes=model_copies_bytes())
 
 
 def _other_nodes() -> list[str]:
@@ -133,6 +135,8 @@ class ModelReader:
         folder = folder_here(model, with_weights=False)  # which prefers one with weights
         if folder is None:
             raise ModelNotFound(f"model {model!r} is not on this node any more")
+        if folder.is_relative_to(received_root()):
+            use_until_exit(folder)
         self._folder = folder
 
     def read(self, place: PieceRange) -> Piece:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from rayinfer.errors import ConfigError
 from rayinfer.models.checkpoints.model_folder import MARIAN_FILES
-from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.models.generation_config import default_sampling_params
 from rayinfer.models.model_config import read_model_config
 from rayinfer_deployments.app_args import ModelArgs
+from rayinfer_deployments.model_files.nodes_with_model import resolve_on_cluster
 
 TOKENIZER_FILES = ("tokenizer.json", *MARIAN_FILES)
 
@@ -16,9 +16,10 @@ def check_weights_fit(model: ModelArgs, source: str) -> None:
     """Raise ConfigError, or ModelLoadError, unless the running model can switch to the weights of `source`.
 
     Their tokens must be the same, as streams continue from tokens, and no sequence that fits now may be too long.
+    What this node lacks is read from another, but for the weights.
     """
-    old, new = (resolve_model(each, progress=False) for each in (model.model, source))
-    tokenizer = resolve_model(model.tokenizer_source, progress=False)
+    old, new = (resolve_on_cluster(each, with_weights=False) for each in (model.model, source))
+    tokenizer = resolve_on_cluster(model.tokenizer_source, with_weights=False)
     for name in TOKENIZER_FILES:
         if _content(tokenizer / name) != _content(new / name):
             raise ConfigError(f"{new / name} is not the tokenizer of {model.served_name!r}: deploy it as another model")

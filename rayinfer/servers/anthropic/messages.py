@@ -51,8 +51,7 @@ def _openai_tool(tool: dict[str, Any], path: str) -> dict[str, Any]:
     if not isinstance(tool.get("name"), str) or not isinstance(tool.get("input_schema"), dict):
         raise InvalidParameter(f"{path} must have a name and an input_schema", path)
     function = {"name": tool["name"], "parameters": tool["input_schema"]}
-    if isinstance(tool.get("description"), str):
-        function["description"] = tool["description"]
+    function |= {field: tool[field] for field in ("description", "strict") if tool.get(field) is not None}
     return {"type": "function", "function": function}
 
 

@@ -72,7 +72,10 @@ class AnswerForm:
         """
         spec, tool_format = params.structured_outputs, self.tool_format
         if self.choice is not None and (self.choice.is_constrained or spec is not None):
-            other = None if self.choice.mode == "required" else _answer_schema(spec, field)
+            is_required = self.choice.mode == "required"
+            if is_required and spec is not None and field == "structured_outputs":
+                raise InvalidParameter("structured_outputs is not allowed beside a required or named call", field)
+            other = None if is_required else _answer_schema(spec, field)
             grammar = call_grammar(tool_format, self.choice, self.special_tokens, other_answer=other)
             spec, tool_format = StructuredOutputsParams(grammar=grammar.lark), grammar.tool_format
             field = "tools"

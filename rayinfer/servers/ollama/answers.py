@@ -51,8 +51,10 @@ class OllamaAnswer(FastEncoding):
         return b"".join(lines)
 
     def ending(self) -> bytes:
-        """Encode the last line; raises RequestFailed when the answer has not ended."""
-        return _line({**self._piece("", tool_calls=self._tool_calls()), **self._end()})
+        """Encode the calls in a line of their own, and the last line; raises RequestFailed if there is more to come."""
+        last = _line({**self._piece(""), **self._end()})
+        calls = self._tool_calls()
+        return _line(self._piece("", tool_calls=calls)) + last if calls else last
 
     def failure(self, error: BaseException) -> bytes:
         """Encode an error that ended the stream after its first output."""

@@ -6,6 +6,7 @@ from typing import Any
 from rayinfer.servers.generation.timestamps import timestamp
 from rayinfer.servers.ollama.requests import TAG
 from rayinfer.servers.served_model import ServedModel
+from rayinfer.tool_calls.detection import has_reasoning
 
 _FOREVER = "2318-12-31T23:59:59Z"  # when a model that stays loaded is said to be unloaded
 
@@ -45,9 +46,15 @@ def model_details(model: ServedModel) -> dict[str, Any]:
             "transformer.context_length": description.max_model_len,
             "transformer.vocab_size": description.vocab_size,
         },
-        "capabilities": ["completion"],
+        "capabilities": capabilities(model),
         "modified_at": timestamp(model.created),
     }
+
+
+def capabilities(model: ServedModel) -> list[str]:
+    """Return what clients look for before they offer tools or reasoning; every model may call tools."""
+    thinking = ["thinking"] if has_reasoning(model.chat_template.text_for(has_tools=False)) else []
+    return ["completion", "tools", *thinking]
 
 
 def tagged(model: ServedModel) -> str:

@@ -13,6 +13,7 @@ from rayinfer.servers.generation.prompt_tokens import PromptLimit, tokenize_prom
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.ollama.schemas import OllamaChatBody, OllamaGenerateBody, OllamaMessage, OllamaOptions
 from rayinfer.servers.served_model import ServedModel
+from rayinfer.tool_calls.detection import has_reasoning
 
 TAG = ":latest"  # of all our models
 
@@ -77,6 +78,8 @@ def _request(
 ) -> ChatRequest:
     options = body.options or OllamaOptions()
     settings: dict[str, Any] = {}
+    if body.think and not has_reasoning(model.chat_template.text_for(has_tools=False)):
+        raise InvalidParameter(f"{model.name!r:.200} does not support thinking", "think", "unsupported_parameter")
     if body.think is not None:
         settings["enable_thinking"] = bool(body.think)
         if isinstance(body.think, str):

@@ -253,6 +253,12 @@ class ChatCompletionBody(ConversationBody, GenerationBody):
     top_logprobs: Integer | None = None
     include_reasoning: bool | None = None  # vLLM's; true is the default
 
+    def check_ranges(self) -> None:
+        """Check what belongs to no sampling setting; raises InvalidParameter."""
+        GenerationBody.check_ranges(self)
+        if self.tools is not None and not self.tools:  # as OpenAI and vLLM answer
+            raise InvalidParameter("tools must hold at least one tool, or be left out", "tools")
+
 
 class TokenizePromptBody(PromptBody):
     """POST /tokenize of a text."""

@@ -1,3 +1,5 @@
+import contextlib
+import fcntl
 import json
 import os
 
@@ -40,6 +42,37 @@ def test_a_clean_cache_keeps_what_it_is_asked_to_keep(packed):
     assert [path.name for path in packed.iterdir()] == ["key3"]
     assert run("clean").startswith("deleted 1 entries")
     assert list(packed.iterdir()) == []
+
+
+def test_models_of_other_nodes_are_listed_and_deleted(packed):
+    nodes = packed.parent / "models" / "nodes" / "6d" / "whole"
+    for used_s, (version, size) in enumerate([("v1", 1), ("v2", 2)]):
+        (nodes / version).mkdir(parents=True)
+        (nodes / version / "model.safetensors").write_bytes(bytes(size << 20))
+        os.utime(nodes / version, (used_s, used_s))
+    (nodes.parent / "name").write_text("/models/large")
+    assert [entry["model"] for entry in json.loads(run("ls", "--json")) if entry["kind"] == "copy"] == [
+        "/models/large",
+        "/models/large",
+    ]
+    lines = run("ls").splitlines()
+    assert lines[4].startswith("6d/whole/v1")
+    assert lines[4].endswith("/models/large")
+    assert lines[6].startswith("2 models of other nodes, 0.00 of at most 100 GiB")
+    assert "deleted 1 models of other nodes" in run("clean", "--keep-gib", str(2 / 1024))
+    with hold(nodes / "v2"):
+        assert run("clean").strip().endswith("1 in use are kept")
+    run("clean")
+    assert not list(nodes.glob("[!.]*"))
+
+
+@contextlib.contextmanager
+def hold(folder):
+    """Use a folder as another process would."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    yield
+    os.close(descriptor)
 
 
 def test_the_size_of_the_cache_is_a_setting(monkeypatch):

@@ -46,6 +46,20 @@ def test_plan_refuses_unknown_names_with_those_that_are_known():
     assert "quantization must be one of int8, int8-dynamic, fp8, int4, got 'int3'" in done.output
 
 
+def test_plan_takes_this_machine_where_no_card_is_named(tmp_path, kernel_folder, monkeypatch):
+    monkeypatch.setenv("RAYINFER_CACHE", str(kernel_folder.parent))
+    done = run(str(make_tiny_llama(tmp_path / "tiny")), "--threads", "1", "--input-len", "64", "--output-len", "32")
+    assert done.exit_code == 0, done.output
+    assert "| cpu (1 threads," in done.output
+    assert "1 requests/s of 64 + 32 tokens" in done.output
+
+
+def test_plan_refuses_two_models():
+    done = run("Qwen3-8B", "--model", "Qwen3-0.6B", "--gpu", "H100")
+    assert done.exit_code == 1
+    assert "give one model: MODEL is 'Qwen3-8B', --model 'Qwen3-0.6B'" in done.output
+
+
 def test_plan_compares_its_times_with_an_engine_here(tmp_path, kernel_folder, monkeypatch):
     monkeypatch.setenv("RAYINFER_CACHE", str(kernel_folder.parent))
     folder = make_tiny_llama(tmp_path / "tiny")

@@ -83,21 +83,33 @@ def drain(
 
 @in_one_line
 def reload(
-    source: Annotated[str, typer.Argument(help="checkpoint: folder, GGUF file, Hugging Face repository")],
+    source: Annotated[str, typer.Argument(help="checkpoint: folder, of any node, GGUF file, Hugging Face repository")],
     model: Annotated[str | None, typer.Option(help="the model that gets the weights (default: the only one)")] = None,
     port: Port = None,
     address: Address = None,
     application: Application = None,
 ) -> None:
     """Load other weights into a model, engine by engine: no request fails, and streams continue with them."""
+    checked = _checked_source(source)
+    done = _ask(_Where(port, address, application), "reload", RELOAD_S, source=checked, model=model)
+    typer.echo(f"{done['model']}: weights of {done['source']}, version {done['weights_version']}")
+
+
+def _checked_source(source: str) -> str:
+    """Check a checkpoint that this machine has, or can download; the service looks for a folder on other nodes."""
+    from rayinfer.errors import ModelNotFound
     from rayinfer.models.checkpoints.sources import resolve_model
     from rayinfer_deployments.cli.checked_folders import check_folder
 
-    folder = resolve_model(source)
+    path = Path(source).expanduser()
+    try:
+        folder = resolve_model(source)
+    except ModelNotFound:
+        if not path.is_absolute():
+            raise
+        return str(path)
     check_folder(folder)
-    local = str(Path(source).expanduser().resolve()) if Path(source).expanduser().exists() else source
-    done = _ask(_Where(port, address, application), "reload", RELOAD_S, source=local, model=model)
-    typer.echo(f"{done['model']}: weights of {done['source']}, version {done['weights_version']}")
+    return str(path.resolve()) if path.exists() else source
 
 
 def _control(where: "_Where", action: str, model: str | None, **arguments: Any) -> None:

@@ -190,8 +190,19 @@ def _openai_tools(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]
 def _openai_tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
     if not isinstance(choice, dict):
         return choice
-    if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
-        raise InvalidParameter("tool_choice must be none, auto, required or a function with its name", "tool_choice")
+    if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
+        tools = [_chosen_function(each) for each in choice["tools"]]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": tools}}
+    return _chosen_function(choice)
+
+
+def _chosen_function(choice: Any) -> dict[str, Any]:
+    if not isinstance(choice, dict) or choice.get("type") != "function" or not isinstance(choice.get("name"), str):
+        raise InvalidParameter(
+            "tool_choice must be none, auto, required, a function with its name, or allowed_tools with a mode and such"
+            " functions",
+            "tool_choice",
+        )
     return {"type": "function", "function": {"name": choice["name"]}}
 
 

@@ -1,7 +1,10 @@
 """Transfer of model folders: bounded pieces, all verified, one transfer for all processes of a node."""
 
+import subprocess
+import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +17,7 @@ from rayinfer_deployments.model_files.folder_manifest import (
     read_piece,
 )
 from rayinfer_deployments.model_files.folder_transfer import MAX_IN_FLIGHT, ReceivedFolders
+from rayinfer_deployments.model_files.received_entries import list_received, shrink_received
 
 
 class Source:
@@ -104,6 +108,37 @@ def test_a_file_that_changes_meanwhile_is_an_error(model, tmp_path):
     with pytest.raises(ModelLoadError, match="has changed while another node read it"):
         ReceivedFolders(tmp_path / "cache").receive("m", manifest, Source(model), with_weights=True)
     assert manifest_of(model, with_weights=True).identity != manifest.identity
+
+
+def test_the_least_recently_used_folders_make_room(tmp_path):
+    manifests, sources = {}, {}
+    for name in "abc":
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(name.encode() * 1000)
+        manifests[name], sources[name] = manifest_of(folder, with_weights=True), Source(folder)
+    root = tmp_path / "cache"
+    for name in "aba":  # the first is used again
+        receive_elsewhere(root, name, tmp_path / name)
+    ReceivedFolders(root, max_bytes=2500).receive("c", manifests["c"], sources["c"], with_weights=True)
+    assert [(entry.model, entry.num_bytes, entry.is_in_use) for entry in list_received(root)] == [
+        ("a", 1000, False),
+        ("c", 1000, True),  # by this process
+    ]
+    assert [entry.model for entry in shrink_received(root, 0)] == ["a"]
+    assert [entry.model for entry in list_received(root)] == ["c"]
+
+
+def receive_elsewhere(root, name, folder):
+    """Receive a folder in a process that ends."""
+    code = (
+        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[4])\n"
+        "from test_folder_transfer import ReceivedFolders, Source, manifest_of\n"
+        "root, name, folder = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])\n"
+        "manifest = manifest_of(folder, with_weights=True)\n"
+        "ReceivedFolders(root).receive(name, manifest, Source(folder), with_weights=True)"
+    )
+    subprocess.run([sys.executable, "-c", code, root, name, folder, Path(__file__).parent], check=True)
 
 
 def test_a_name_outside_of_the_folder_is_refused(model, tmp_path):

@@ -169,6 +169,17 @@ async def test_reasoning_is_split_off_and_counted(models, generator):
         assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("hmm", "Yes")
 
 
+async def test_ollama_says_which_models_think_and_refuses_to_have_others_think(client, models):
+    ask = {"model": "org/tiny", "messages": [USER], "think": True}
+    refused = await client.post("/api/chat", json=ask)
+    assert (refused.status_code, "does not support thinking" in refused.json()["error"]) == (400, True)
+    assert (await client.post("/api/chat", json=ask | {"think": False})).status_code == 200
+    async with with_template(models, REASONING) as thinking:
+        assert (await thinking.post("/api/chat", json=ask)).status_code == 200
+        shown = (await thinking.post("/api/show", json={"model": "org/tiny"})).json()
+        assert shown["capabilities"] == ["completion", "tools", "thinking"]
+
+
 async def test_a_schema_holds_for_what_follows_reasoning(models, generator):
     generator.supports_structured_outputs = True
     async with with_template(models, REASONING) as client:
@@ -192,6 +203,45 @@ async def test_an_answer_is_a_call_or_keeps_the_format(client, generator):
     body = {"messages": [USER], "tools": [TOOL], "structured_outputs": {"regex": "a+"}}
     response = await client.post("/v1/chat/completions", json=body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "structured_outputs")
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED["/v1/chat/completions"]])
+async def test_a_form_beside_a_call_that_must_come_is_refused(client, generator, choice):
+    generator.supports_structured_outputs = True
+    body = {"messages": [USER], "tools": [TOOL], "tool_choice": choice, "structured_outputs": {"json_object": True}}
+    response = await client.post("/v1/chat/completions", json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "structured_outputs")
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+async def test_strict_tools_hold_answers_to_a_grammar(client, generator, path):
+    generator.supports_structured_outputs = True
+    tools = [WAYS[path]["tools"][0] | {"strict": True}]
+    assert (await client.post(path, json={"model": "org/tiny", **WAYS[path], "tools": tools})).status_code == 200
+    assert generator.requests[-1].sampling_params.structured_outputs is not None
+
+
+async def test_allowed_tools_of_responses_leave_the_others_out(client, generator):
+    generator.supports_structured_outputs = True
+    (tool,) = WAYS["/v1/responses"]["tools"]
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "other"}]}
+    body = {"input": "hello", "tools": [tool, tool | {"name": "other"}], "tool_choice": choice}
+    response = await client.post("/v1/responses", json=body)
+    assert response.status_code == 200, response.text
+    grammar = generator.requests[-1].sampling_params.structured_outputs.grammar
+    assert "other" in grammar
+    assert "weather" not in grammar
+    response = await client.post("/v1/responses", json=body | {"tool_choice": choice | {"tools": ["other"]}})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")
+
+
+async def test_a_stream_of_ollama_has_calls_before_its_last_line(client, generator):
+    generator.pieces = PIECES
+    lines = (await client.post("/api/chat", json={"model": "org/tiny", **WAYS["/api/chat"]})).content.splitlines()
+    *_, calls, last = (json.loads(line) for line in lines)
+    assert (calls["done"], last["done"]) == (False, True)
+    assert calls["message"]["tool_calls"][0]["function"]["arguments"] == {"city": "Nantes"}
+    assert "tool_calls" not in last["message"]
 
 
 async def test_settings_that_contradict_required_calls_are_refused(client, generator):

@@ -88,7 +88,7 @@ async def test_models_have_tags_and_are_found_by_them(client):
     assert whole["model"] == entry["name"]
     details = (await client.post("/api/show", json={"model": entry["name"]})).json()
     assert details["model_info"]["transformer.context_length"] == 256
-    assert details["capabilities"] == ["completion"]
+    assert details["capabilities"] == ["completion", "tools"]
     (running,) = (await client.get("/api/ps")).json()["models"]
     assert (running["model"], running["context_length"]) == (entry["name"], 256)
     assert (await client.get("/api/version")).json()["version"]

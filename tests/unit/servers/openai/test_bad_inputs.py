@@ -88,6 +88,7 @@ FIELDS = [
     (CHAT, {"top_logprobs": 5}, 400, "top_logprobs"),
     (CHAT, {"top_logprobs": -1, "logprobs": True}, 400, "top_logprobs"),
     (CHAT, {"logprob_token_ids": [5]}, 400, "logprob_token_ids"),
+    (CHAT, {"tools": []}, 400, "tools"),
     (CHAT, {"tools": [{}]}, 400, "tools.0.type"),
     (CHAT, {"tools": [{"type": "function", "function": {"name": "a b"}}]}, 400, "tools.0.function.name"),
     (CHAT, {"tools": [{"type": "function", "function": {"name": "a"}}] * 2}, 400, "tools"),
