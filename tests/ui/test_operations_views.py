@@ -225,6 +225,28 @@ def test_the_trace_of_a_running_request_grows(visit, fake_service):
     page.locator(".trace tbody tr").nth(1).wait_for()
 
 
+def test_a_waterfall_shows_that_a_lost_engine_has_run(visit, fake_service):
+    page = visit(fake_service).page
+    named = [
+        ("received", {}),
+        ("dispatched", {"engine": "e1", "why": "only"}),
+        ("migrated", {"engine": "e1", "reason": "engine lost", "output_tokens": 57}),
+        ("dispatched", {"engine": "e2", "why": "only"}),
+        ("finished", {}),
+    ]
+    events = [{"name": name, "time_s": START_S + at, "details": details} for at, (name, details) in enumerate(named)]
+    trace = {"id": "cmpl-1", "model": "fake", "events": events, "num_events_dropped": 0}
+    page.route("**/trace", lambda route: route.fulfill(json={"data": [trace]}))
+    page.goto(f"{fake_service}/#requests/cmpl-1")
+    page.locator(".waterfall").wait_for()
+    assert [" ".join(text.split()) for text in page.locator(".phases li").all_inner_texts()] == [
+        "waits in the router 1.00 s",
+        "ran on e1, 57 tokens by then 1.00 s",
+        "migrates from e1 (engine lost) 1.00 s",
+        "sent to e2 (only) 1.00 s",
+    ]
+
+
 def test_a_waterfall_shows_each_phase(visit, fake_service):
     page = visit(fake_service).page
     named = [

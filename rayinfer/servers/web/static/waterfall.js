@@ -62,7 +62,10 @@ function take(lane, { name, time_s: time, details }) {
     lane.next = lane.hasTokens ? ["decode", "decodes"] : ["prefill", "computes the first token"];
     return;
   }
+  // A lost engine's own events are lost with it.
+  if (name === "migrated" && details.output_tokens && lane.isSent) lane.next = ["decode", `ran on ${details.engine}, ${number(details.output_tokens)} tokens by then`];
   if (lane.next) close(lane, time);
+  lane.isSent = name === "dispatched";
   lane.hasTokens ||= name === "first_token";
   lane.next = {
     dispatched: ["queue", `sent to ${details.engine} (${details.why})`],
