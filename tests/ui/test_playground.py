@@ -2,6 +2,7 @@
 
 import ast
 import json
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -212,7 +213,8 @@ def test_exports_are_the_request_itself(visit, fake_service):
     page.get_by_label("Message").focus()
     page.get_by_role("button", name="curl").click()
     shown = page.locator("dialog pre").inner_text()
-    body = json.loads(shown.partition("-d '")[2].removesuffix("'").replace("'\\''", "'"))
+    arguments = shlex.split(shown)  # as a shell reads them
+    body = json.loads(arguments[arguments.index("-d") + 1])
     assert (body["seed"], body["top_k"], body["messages"]) == (3, 5, [{"role": "system", "content": "It's brief."}])
     page.get_by_role("button", name="Close").click()
     page.get_by_role("button", name="Python").click()
