@@ -15,6 +15,7 @@ from rayinfer.errors import ConfigError, shown
 from rayinfer.jobs.batch_lines import BatchLineRecords
 from rayinfer.jobs.events import EventBus
 from rayinfer.jobs.inference import Inference, InferenceConfigurator
+from rayinfer.jobs.interfaces import RowSink, SinkError
 from rayinfer.jobs.loop.progress_display import ProgressDisplay
 from rayinfer.jobs.parameters import JobParameters, Mesh, job_parameters
 from rayinfer.jobs.progress.folder import ProgressFolder, job_digest
@@ -22,6 +23,8 @@ from rayinfer.jobs.progress.lease import acquire_lease
 from rayinfer.jobs.providers import ColumnRecords, JobContext, JobData, ModelProvider, RecordMaker, TaskProvider
 from rayinfer.jobs.sinks.formats import SinkFormat, open_sink, sink_format
 from rayinfer.jobs.sources.formats import SourceFormat, open_source
+from rayinfer.jobs.sources.input_files import find_input_files, is_folder
+from rayinfer.jobs.storage.locations import is_among, is_url
 from rayinfer.jobs.tasks.engine_model import EngineProvider
 from rayinfer.jobs.tasks.generation_task import GenerationTaskProvider
 from rayinfer.jobs.tasks.prediction_task import PredictionTaskProvider
@@ -110,6 +113,7 @@ def configure_batch_job(
 
     With several workers Ray must run already. Raises ConfigError, JobError and ModelLoadError.
     """
+    _check_locations(job)
     config, parameters = engine_config(model=job.model, **job.engine), job_parameters(**job.parameters)
     tasks = _task_provider(job)
     models: ModelProvider = EngineProvider(config)
@@ -147,13 +151,14 @@ class FileData:
         job = self.job
         records = _records(job)
         progress = ProgressFolder(job.progress_location)
+        sink = open_sink(job.output, format=job.output_format)
         source = open_source(
             job.input, format=job.input_format, id_column=job.id_column, split=job.split, scan_store=progress
         )
-        sink = open_sink(job.output, format=job.output_format)
         settings = self._settings(source.digest)
         lease = acquire_lease(progress, "rayinfer batch")
         try:
+            _check_output(job, sink, progress)
             progress.check_settings(settings, force=job.force_config)
             if progress.committed() is None:
                 progress.clear_cancel()
@@ -187,6 +192,29 @@ class FileData:
             "output_shape": _output_shape(job),
             "base_seed": self.parameters.base_seed,
         }
+
+
+def _check_locations(job: BatchJob) -> None:
+    """Raise ConfigError or SourceError for what can be seen before a model is downloaded."""
+    sink_format(job.output, job.output_format)
+    if is_among(job.input, job.output) or is_among(job.output, job.input):
+        raise ConfigError(f"output: {job.output} is the input, one of its files or its folder; take another output")
+    if not is_url(job.input) and not is_folder(job.input):
+        find_input_files(job.input)
+
+
+def _check_output(job: BatchJob, sink: RowSink, progress: ProgressFolder) -> None:
+    """Raise SinkError for an output of others, and where that of a complete job is gone."""
+    if not progress.is_begun and sink.exists():
+        raise SinkError(
+            f"{job.output}: exists already, and {progress.location} has no job that wrote it; remove it, or take"
+            " another output"
+        )
+    if progress.committed() is not None and not sink.exists():
+        raise SinkError(
+            f"{job.output}: the job is complete, but its output is not there any more; remove {progress.location}"
+            " to compute it again"
+        )
 
 
 def _output_shape(job: BatchJob) -> OutputShape:

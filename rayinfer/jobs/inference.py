@@ -137,6 +137,11 @@ class Inference:
         return self._state.events
 
     @property
+    def is_complete(self) -> bool:
+        """True if an earlier run has committed the job."""
+        return self._state.data.progress.committed() is not None
+
+    @property
     def task(self) -> InferenceTask:
         """The task that runs it."""
         return self._state.task

@@ -54,6 +54,9 @@ SinkOffset = dict[str, Any]  # JSON-able: where a checkpoint ends in a sink
 class RowSink(Protocol):
     """Output of rows in order, which can be cut back to any offset that `flush` has returned."""
 
+    def exists(self) -> bool:
+        """Say whether something has the output's final name already, finished by this job or written by others."""
+
     def open(self, offset: SinkOffset | None, *, fence: bool = False) -> None:
         """Cut everything after the offset, or start anew; `fence` where an earlier writer may still run.
 
@@ -101,6 +104,7 @@ class Progress:
     seed_scheme: str
     fencing_token: int  # of the lease of the copy that wrote it
     counts: Counts = field(default_factory=Counts)
+    rows_ahead: int = 0  # that have ended after `position`, and are kept beside the checkpoint until their turn
     version: int = PROGRESS_VERSION
 
 
@@ -110,7 +114,10 @@ class ProgressStore(Protocol):
     def load(self) -> Progress | None:
         """Return the newest whole checkpoint, or None before the first."""
 
-    def save(self, progress: Progress) -> None:
+    def load_rows_ahead(self) -> bytes:
+        """Return what was saved with the newest whole checkpoint; empty if it is damaged."""
+
+    def save(self, progress: Progress, rows_ahead: bytes = b"") -> None:
         """Write a checkpoint durably; the one before is kept in case this one is damaged."""
 
     def commit(self, summary: Mapping[str, Any]) -> None:

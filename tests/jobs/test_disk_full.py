@@ -1,5 +1,6 @@
 """A job whose disk is full stops with a clear error, and goes on when there is room."""
 
+import os
 import subprocess
 import sys
 
@@ -50,6 +51,9 @@ def test_a_job_on_a_full_disk_stops_and_goes_on_later(output, tmp_path):
     command = ["unshare", "--map-root-user", "--mount", sys.executable, "-c", SCRIPT]
     paths = [tmp_path / "in.jsonl", tmp_path / "small", tmp_path / "large"]
     location = f"{output}/" if output == "parts.jsonl" else output
-    done = subprocess.run([*command, *paths, location], capture_output=True, text=True, timeout=120, check=False)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [*command, *paths, location], capture_output=True, text=True, timeout=120, check=False, env=environment
+    )
     assert done.returncode == 0, done.stderr
     assert "cannot be written" in done.stdout

@@ -63,7 +63,9 @@ def run(
     address: Annotated[
         str | None, typer.Option(help="Ray cluster for several workers: HOST:PORT or auto (default: a Ray of its own)")
     ] = None,
-    input_format: Annotated[str | None, typer.Option(help="jsonl, openai, csv, text, parquet, arrow, images")] = None,
+    input_format: Annotated[
+        str | None, typer.Option(help="jsonl, openai, csv, tsv, text, parquet, arrow, images")
+    ] = None,
     output_format: Annotated[str | None, typer.Option(help="jsonl, parquet or sqlite")] = None,
     output_shape: Annotated[str | None, typer.Option(help="columns, or openai as its batches (default: input)")] = None,
     split: Annotated[str | None, typer.Option(help="part of a data set's folder")] = None,
@@ -149,7 +151,7 @@ def _run(settings: dict[str, Any], address: str | None) -> None:
     with _ray(job.workers, address), _stop_on_signals(stop):
         started = time.monotonic()
         inference: Inference = configure_batch_job(job, display=ConsoleDisplay(console), stop=stop)
-        if not console.is_terminal:
+        if not console.is_terminal and not inference.is_complete:
             console.print(f"loading {job.model}", highlight=False)
         with console.status(f"loading {job.model}") as spinner:
             inference.events.subscribe(_ready_event(), lambda _: spinner.stop())

@@ -26,10 +26,16 @@ class RowWindow:
     """Rows that are read and not yet written; both bounds hold for all of them together.
 
     Rows are read in portions of half a window. Those of a portion are put in order: groups with equal beginnings
-    together, the group of the longest row first.
+    together, the group of the longest row first. Rows that an earlier run has computed end when they are read.
     """
 
-    def __init__(self, rows: Iterator[Row], settings: Window, order_text: Callable[[Row], str]) -> None:
+    def __init__(
+        self,
+        rows: Iterator[Row],
+        settings: Window,
+        order_text: Callable[[Row], str],
+        ended_before: Mapping[int, RowOutput] | None = None,
+    ) -> None:
         self._source = rows
         self._next_row = next(rows, None)
         self._settings = settings
@@ -37,6 +43,7 @@ class RowWindow:
         self._waiting: deque[Row] = deque()  # read, in the order of computation
         self._unwritten: deque[Row] = deque()  # read, in the order of the input
         self._outputs: dict[int, RowOutput] = {}  # of ended rows, by index
+        self._ended_before = dict(ended_before or {})  # of rows that are not read yet
         self._sizes: dict[int, int] = {}
         self._num_bytes = 0
 
@@ -49,6 +56,15 @@ class RowWindow:
     def num_unwritten(self) -> int:
         """Rows that are read and not yet written."""
         return len(self._unwritten)
+
+    @property
+    def num_ended(self) -> int:
+        """Rows that have ended and are not yet written, those that are not read yet included."""
+        return len(self._outputs) + len(self._ended_before)
+
+    def ended(self) -> list[RowOutput]:
+        """Return these rows."""
+        return [*self._outputs.values(), *self._ended_before.values()]
 
     def take(self, max_rows: int) -> list[Row]:
         """Return the next rows to compute."""
@@ -88,7 +104,10 @@ class RowWindow:
             self._unwritten.append(row)
             self._sizes[row.index] = size = _ROW_BYTES + value_bytes(row.data)
             self._num_bytes += size
-            portion.append(row)
+            if (output := self._ended_before.pop(row.index, None)) is not None:
+                self._outputs[row.index] = output
+            else:
+                portion.append(row)
         self._waiting.extend(self._in_order(portion) if self._settings.orders_rows else portion)
         return bool(self._waiting)
 

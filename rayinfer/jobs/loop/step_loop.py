@@ -1,5 +1,6 @@
 """Step loop of a job: keeps the task full, writes rows in the input's order and saves checkpoints."""
 
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -54,9 +55,13 @@ class StepLoop:
         parameters = parts.context.parameters
         progress = parts.checkpointer.progress
         rows = parts.data.source.rows(progress.position)
-        self._window = RowWindow(rows, parameters.window, parts.task.order_text)
+        rows_ahead = parts.checkpointer.rows_ahead
+        self._window = RowWindow(rows, parameters.window, parts.task.order_text, rows_ahead)
+        # Rows that are computed together must be so again: of them, checkpoints keep none before their turn.
+        self._kept = self._window if parts.task.batch_rows == 1 else None
         self._base_seed = parameters.base_seed
-        self._counts = progress.counts
+        self._counts = progress.counts  # of written rows
+        self._ended_counts = functools.reduce(add_output, rows_ahead.values(), progress.counts)
         self._limit = ErrorLimit(parameters)
         self._deadline = StepDeadline(parameters.timeouts.step_s, parts.clock)
         self._in_task: dict[int, Row] = {}
@@ -70,9 +75,8 @@ class StepLoop:
         the task, the source or the sink.
         """
         parts = self._parts
-        progress = self._checkpointer.progress
         with parts.garbage_collector, parts.profiler, parts.display:
-            parts.display.begin(parts.data.source.num_rows, progress.rows_finished)
+            parts.display.begin(parts.data.source.num_rows, self._rows_finished)
             while not self._window.is_empty:
                 self._run_step()
                 parts.garbage_collector.collect_periodic()
@@ -85,6 +89,11 @@ class StepLoop:
         """The first error row of this run; empty if there was none."""
         return self._limit.first_error
 
+    @property
+    def _rows_finished(self) -> int:
+        """Rows that are written, or have ended and wait for their turn."""
+        return self._checkpointer.progress.rows_finished + self._window.num_ended
+
     def _run_step(self) -> None:
         events = self._parts.events
         events.trigger(STEP_STARTED, StepContext(self._step, 0, self._counts))
@@ -93,10 +102,10 @@ class StepLoop:
         for output in outputs:
             self._end(self._in_task.pop(output.index), output)
         self._write()
-        self._checkpointer.save_if_due()
+        self._checkpointer.save_if_due(self._kept)
         self._deadline.check(self._task.work_done, len(self._in_task))
         self._stop_if_asked()
-        self._parts.display.show(self._checkpointer.progress.rows_finished, self._counts, self._task.rows_by_worker)
+        self._parts.display.show(self._rows_finished, self._ended_counts, self._task.rows_by_worker)
         events.trigger(STEP_FINISHED, StepContext(self._step, len(outputs), self._counts))
         self._step += 1
 
@@ -117,6 +126,7 @@ class StepLoop:
         if output.error is not None:
             self._limit.note(row.id, output.error)
         self._window.end(output)
+        self._ended_counts = add_output(self._ended_counts, output)
 
     def _write(self) -> None:
         finished = self._window.pop_finished()
@@ -131,12 +141,12 @@ class StepLoop:
 
     def _stop_if_asked(self) -> None:
         if self._parts.stop.is_set():
-            self._checkpointer.save()
-            raise JobInterrupted(f"stopped after {self._checkpointer.progress.rows_finished:,} rows")
+            self._checkpointer.save(self._kept)
+            raise JobInterrupted(f"stopped after {self._rows_finished:,} rows")
         now = self._parts.clock()
         if now < self._next_look_s:
             return
         self._next_look_s = now + CANCEL_PERIOD_S
         if self._parts.data.progress.cancel_requested():
-            self._checkpointer.save()
-            raise JobCancelled(f"cancelled after {self._checkpointer.progress.rows_finished:,} rows")
+            self._checkpointer.save(self._kept)
+            raise JobCancelled(f"cancelled after {self._rows_finished:,} rows")

@@ -16,7 +16,7 @@ class JobStatus:
     """Status of a job."""
 
     state: JobState  # stopped: killed, cancelled or failed; the same command goes on
-    rows_finished: int  # at the last checkpoint
+    rows_finished: int  # at the last checkpoint: written, or kept until their turn
     counts: Counts
     holder: str | None = None  # process and host of the copy that runs, or ran last
     last_seen_s: float | None = None  # since then
@@ -34,7 +34,7 @@ def read_status(folder: ProgressFolder) -> JobStatus:
         state = "complete"
     return JobStatus(
         state=state,
-        rows_finished=progress.rows_finished if progress else 0,
+        rows_finished=progress.rows_finished + progress.rows_ahead if progress else 0,
         counts=progress.counts if progress else Counts(),
         holder=f"{lease.owner}: process {lease.pid} on {lease.host}" if lease else None,
         last_seen_s=max(0.0, now_s - lease.renewed_s) if lease else None,

@@ -89,6 +89,10 @@ class JsonlSink:
     def __init__(self, path: Path, disk: Disk | None = None) -> None:
         self._file = AppendedFile(path, disk or Disk())
 
+    def exists(self) -> bool:
+        """Say whether a file has the output's name."""
+        return self._file.path.exists()
+
     def open(self, offset: SinkOffset | None, *, fence: bool = False) -> None:
         """Cut the unfinished file to the offset, or start anew."""
         generation, size = (None, 0) if offset is None else (offset["generation"], offset["bytes"])

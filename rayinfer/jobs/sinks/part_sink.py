@@ -21,6 +21,9 @@ class PartTarget(Protocol):
     def pending_prefix(self) -> str:
         """Begin of these rows' names in the store."""
 
+    def exists(self) -> bool:
+        """Say whether parts, or a file of them, are there."""
+
     def open(self, offset: SinkOffset | None, *, fence: bool) -> bytes | None:
         """Cut everything after the offset, or start anew; return the first part, if there is one, for its schema."""
 
@@ -47,6 +50,10 @@ class PartSink:
         self._pending: list[RowMapping] = []
         self._num_parts = 0
         self._generation = 1
+
+    def exists(self) -> bool:
+        """Say whether parts, or a file of them, are there."""
+        return self._target.exists()
 
     def open(self, offset: SinkOffset | None, *, fence: bool = False) -> None:
         """Cut the output to the offset, and take back the rows of its unfinished part."""

@@ -24,6 +24,10 @@ class FrameFile:
         self.store: Store = LocalStore(path.parent, disk)
         self.pending_prefix = f".{path.name}.pending-"
 
+    def exists(self) -> bool:
+        """Say whether a file has the output's name."""
+        return self._file.path.exists()
+
     def open(self, offset: SinkOffset | None, *, fence: bool) -> bytes | None:
         """Cut the unfinished file to the offset, or start anew."""
         generation, size = (None, 0) if offset is None else (offset["generation"], offset["bytes"])
@@ -57,6 +61,10 @@ class PartFolder:
         self.store = store
         self._ending = ending
         self._num_parts, self._num_bytes, self._digest = 0, 0, ""
+
+    def exists(self) -> bool:
+        """Say whether the folder has parts."""
+        return bool(part_names(self.store))
 
     def open(self, offset: SinkOffset | None, *, fence: bool) -> bytes | None:
         """Remove parts after the offset, and the manifest; a late writer could only write the same parts again."""

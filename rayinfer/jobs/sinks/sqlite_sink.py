@@ -34,6 +34,10 @@ class SqliteSink:
         self._num_rows = 0
         self._writer = 0
 
+    def exists(self) -> bool:
+        """Say whether a file has the output's name."""
+        return self._path.exists()
+
     def open(self, offset: SinkOffset | None, *, fence: bool = False) -> None:
         """Remove the rows after the offset, or all; an earlier writer's transactions fail from now on."""
         self.close()

@@ -1,7 +1,7 @@
 """Locations of inputs and outputs: local paths, and URLs of object stores through fsspec."""
 
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, NamedTuple
 
 import fsspec
@@ -27,6 +27,16 @@ def is_url(location: str | Path) -> bool:
 def local_path(location: str | Path) -> Path:
     """Return a local location's path, which may be given as file://."""
     return Path(str(location).removeprefix("file://"))
+
+
+def is_among(location: str | Path, others: str | Path) -> bool:
+    """Say whether a location is another one, lies in that folder, or matches that pattern."""
+    own, other = _absolute(location), _absolute(others)
+    return own == other or other in own.parents or own.match(str(other))
+
+
+def _absolute(location: str | Path) -> PurePath:
+    return PurePosixPath(str(location)) if is_url(location) else local_path(location).resolve()
 
 
 def remote_location(url: str, error: Callable[[str], JobError]) -> RemoteLocation:

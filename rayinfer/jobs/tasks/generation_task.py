@@ -9,7 +9,13 @@ from rayinfer.jobs.providers import JobContext, RowOutput, SeededRow
 from rayinfer.jobs.tasks.engine_model import LoadedEngine
 from rayinfer.jobs.tasks.engine_task import EngineTask, usage
 from rayinfer.jobs.tasks.engine_thread import EngineJob, EngineProgress
-from rayinfer.jobs.tasks.row_inputs import DEFAULT_INPUTS, InputSettings, read_prompt, row_sampling_params
+from rayinfer.jobs.tasks.row_inputs import (
+    DEFAULT_INPUTS,
+    InputSettings,
+    check_endpoint,
+    read_prompt,
+    row_sampling_params,
+)
 from rayinfer.outputs import CompletionOutput, OutputAggregate, TokenDelta
 from rayinfer.protocols import EngineRequestId, GenerationRequest
 from rayinfer.routing.stream_state import StreamState
@@ -18,6 +24,7 @@ from rayinfer.tokenization.bad_words import bad_word_tokenizer
 from rayinfer.tokenization.chat_template import renderer
 
 COLUMNS = ("text", "finish_reason", "usage")
+ENDPOINTS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}  # of batch lines, and their inputs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +80,7 @@ class GenerationTask(EngineTask):
     def make_jobs(self, row: SeededRow) -> list[EngineJob]:
         """Return the row's requests, one for each choice."""
         data = row.row.data
+        check_endpoint(data, ENDPOINTS)
         params = row_sampling_params(data, self._defaults)
         _check_supported(params)
         if params.seed is None:

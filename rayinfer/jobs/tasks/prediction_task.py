@@ -13,7 +13,7 @@ from rayinfer.jobs.sources.input_files import read_small_file
 from rayinfer.jobs.tasks.engine_model import LoadedEngine
 from rayinfer.jobs.tasks.engine_task import EngineTask, usage
 from rayinfer.jobs.tasks.engine_thread import EngineJob, EngineProgress
-from rayinfer.jobs.tasks.row_inputs import DEFAULT_INPUTS, InputSettings, read_input
+from rayinfer.jobs.tasks.row_inputs import DEFAULT_INPUTS, InputSettings, check_endpoint, openai_body, read_input
 from rayinfer.prediction_outputs import embedding, label_scores, relevance
 from rayinfer.predictions import PredictionInput, PredictionOutput, PredictionTask, PredictorDescription
 from rayinfer.protocols import EngineRequestId, GenerationRequest
@@ -83,6 +83,7 @@ class PredictionTaskOnEngine(EngineTask):
     def make_jobs(self, row: SeededRow) -> list[EngineJob]:
         """Return the row's items."""
         data, description = row.row.data, _predictor(self.model)
+        check_endpoint(data, ENDPOINTS[self._task])
         is_list = False
         items: list[_Item]
         if description.image_size:
@@ -175,6 +176,7 @@ class PredictionTaskOnEngine(EngineTask):
 
 
 def _pair(data: Mapping[str, Any], inputs: InputSettings) -> tuple[str, str]:
+    data = openai_body(data) or data
     for first, second in PAIR_COLUMNS:
         if isinstance(data.get(first), str) and isinstance(data.get(second), str):
             return data[first], data[second]
@@ -208,5 +210,10 @@ READERS: dict[str, Callable[[PredictionOutput, PredictorDescription, PredictionT
     "embed": _embed,
     "classify": _classify,
     "score": _score,
+}
+ENDPOINTS: dict[str, dict[str, str]] = {  # of batch lines, and their inputs
+    "embed": {"/v1/embeddings": "input"},
+    "classify": {"/v1/classify": "input"},
+    "score": {"/v1/score": "text_1"},
 }
 OUTPUT_COLUMNS = {"embed": "embedding", "classify": "labels", "score": "score"}

@@ -62,6 +62,8 @@ def read_input(data: Mapping[str, Any], settings: InputSettings) -> Any:
     for name in COLUMNS:
         if data.get(name) is not None:
             return data[name]
+    if nulls := [name for name in COLUMNS if name in data]:
+        raise InvalidParameter(f"the row's {nulls[0]} is null", nulls[0])
     raise InvalidParameter(
         f"no column for the prompt: one of {', '.join(COLUMNS)} is looked for, the row has "
         f"{shown(', '.join(data)) if data else 'none'}; name one with prompt_column or prompt_template"
@@ -88,6 +90,18 @@ def openai_body(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the body of a line of OpenAI's batch files; None for a row of another shape."""
     body = data.get("body")
     return body if isinstance(body, Mapping) and "url" in data else None
+
+
+def check_endpoint(data: Mapping[str, Any], inputs: Mapping[str, str]) -> None:
+    """Raise NotSupported for a batch line of another endpoint than these, InvalidParameter without its input."""
+    if (body := openai_body(data)) is None:
+        return
+    name = inputs.get(data["url"]) if isinstance(data["url"], str) else None
+    if name is None:
+        known = " and ".join(inputs)
+        raise NotSupported(f"url {shown(data['url'])}: this job computes {known}; a service has the others", "url")
+    if body.get(name) is None:
+        raise InvalidParameter(f"the body has no {name}, which {data['url']} needs", name)
 
 
 def row_sampling_params(data: Mapping[str, Any], defaults: SamplingParams) -> SamplingParams:

@@ -48,6 +48,9 @@ class ListSink:
         self.num_finalized += 1
         return {"rows": len(self.records)}
 
+    def exists(self) -> bool:
+        return False
+
     def clean_up(self) -> None:
         pass
 
@@ -60,14 +63,19 @@ class MemoryProgress:
 
     def __init__(self) -> None:
         self.saved: list[Progress] = []
+        self.rows_ahead = b""
         self.record: dict[str, Any] | None = None
         self.is_cancelled = False
 
     def load(self) -> Progress | None:
         return self.saved[-1] if self.saved else None
 
-    def save(self, progress: Progress) -> None:
+    def load_rows_ahead(self) -> bytes:
+        return self.rows_ahead
+
+    def save(self, progress: Progress, rows_ahead: bytes = b"") -> None:
         self.saved.append(progress)
+        self.rows_ahead = rows_ahead
 
     def commit(self, summary: Mapping[str, Any]) -> None:
         self.record = dict(summary)

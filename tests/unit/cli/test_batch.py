@@ -100,3 +100,47 @@ def test_arguments_that_make_no_job_are_refused(rows, tmp_path):
     assert "name an output" in batch("run", rows).stderr
     assert "--address" in batch("run", rows, tmp_path / "out.jsonl", "--address", "auto").stderr
     assert batch("run", tmp_path / "absent.jsonl", tmp_path / "out.jsonl").exit_code == 1
+
+
+def test_an_output_that_is_the_input_is_refused(rows, tmp_path):
+    content = rows.read_bytes()
+    for job_input, output in [
+        (rows, rows),
+        (tmp_path, tmp_path / "out.jsonl"),
+        (tmp_path / "*.jsonl", tmp_path / "out.jsonl"),
+        (rows, tmp_path),
+    ]:
+        refused = batch("run", job_input, output, "--output-format", "jsonl")
+        assert refused.exit_code == 1
+        assert "take another output" in refused.stderr
+    assert rows.read_bytes() == content
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz", "out.sqlite", "parts.jsonl/"])
+def test_an_output_of_others_is_kept_and_a_lost_one_noticed(model, rows, tmp_path, name):
+    output, foreign = f"{tmp_path}/{name}", tmp_path / (f"{name}part-000000.jsonl" if name.endswith("/") else name)
+    foreign.parent.mkdir(exist_ok=True)
+    foreign.write_bytes(b"something else")
+    refused = batch("run", rows, output, "--model", model, *ENGINE)
+    assert refused.exit_code == 1
+    assert "exists already" in refused.stderr
+    assert foreign.read_bytes() == b"something else"
+    foreign.unlink()
+    assert batch("run", rows, output, "--model", model, *ENGINE).exit_code == 0
+    foreign.unlink()
+    lost = batch("run", rows, output, "--model", model, *ENGINE)
+    assert lost.exit_code == 1
+    assert "not there any more" in lost.stderr
+
+
+def test_another_configuration_is_taken_before_the_first_checkpoint_and_never_once_complete(model, rows, tmp_path):
+    output = tmp_path / "out.jsonl"
+    assert batch("run", rows, output, "--model", model, *ENGINE, "--prompt-column", "absent").exit_code == 1
+    assert batch("run", rows, output, "--model", model, *ENGINE).exit_code == 0
+    again = ("run", rows, output, "--model", model, *ENGINE, "--temperature", "0.5", "--force-config")
+    for _ in range(2):
+        refused = batch(*again)
+        assert refused.exit_code == 1
+        assert "the job is complete, with another configuration" in refused.stderr
+    assert batch("run", rows, output, "--model", model, *ENGINE).exit_code == 0

@@ -169,7 +169,7 @@ def test_the_model_decides_whether_rows_are_embedded_or_classified(folder):
         expected = predictor.embed(["the old man", "paris"], truncate=True).tolist()
     for row, vector in zip((vectors[0], vectors[3]), expected, strict=True):
         assert row["embedding"] == pytest.approx(vector, abs=1e-6)  # batches differ, and products may be torch's
-    assert "no column for the prompt" in vectors[2]["error"]
+    assert "the row's text is null" in vectors[2]["error"]
     assert vectors[1]["usage"]["prompt_tokens"] == 64
     with Predictor(str(folder / "classifier"), dtype="float32") as predictor:
         (best,) = predictor.classify(["paris"], top_k=2)
@@ -190,10 +190,12 @@ def batch_lines(*bodies, url="/v1/chat/completions"):
 
 
 def test_batch_lines_become_the_lines_of_a_batchs_output(folder):
-    rows = batch_lines(CHAT, COMPLETION, {**CHAT, "tools": [{}]})
+    rows = batch_lines(CHAT, COMPLETION, {**CHAT, "tools": [{}]}, CHAT, {"input": "hi"}, CHAT)
+    for index, url in ((1, "/v1/completions"), (3, "/v1/completions"), (4, "/v1/responses"), (5, ["/v1/completions"])):
+        rows[index]["url"] = url
     found = run_job(folder, "lines", rows, input_format="openai", sampling={"temperature": 0})
-    assert [line["custom_id"] for line in found] == ["row-0", "row-1", "row-2"]
-    assert len({line["id"] for line in found}) == 3
+    assert [line["custom_id"] for line in found] == [f"row-{number}" for number in range(6)]
+    assert len({line["id"] for line in found}) == 6
     chat, completion = (line["response"]["body"] for line in found[:2])
     assert ChatCompletion.model_validate(chat, strict=True).choices[1].message.content
     assert chat["choices"][0]["message"]["content"] != chat["choices"][1]["message"]["content"]
@@ -201,6 +203,9 @@ def test_batch_lines_become_the_lines_of_a_batchs_output(folder):
     assert found[2]["response"] is None
     assert found[2]["error"]["code"] == "row_failed"
     assert "tools" in found[2]["error"]["message"]
+    assert "no prompt, which /v1/completions needs" in found[3]["error"]["message"]
+    assert "computes /v1/chat/completions and /v1/completions" in found[4]["error"]["message"]
+    assert found[5]["response"] is None
     columns = run_job(
         folder, "columns", rows, input_format="openai", output_shape="columns", sampling={"temperature": 0}
     )

@@ -1,4 +1,5 @@
 import gc
+import threading
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from rayinfer.jobs import events as job_events
 from rayinfer.jobs.events import HandlerFailed
 from rayinfer.jobs.interfaces import JobChanged
 from rayinfer.jobs.loop.error_limit import TooManyErrors
-from rayinfer.jobs.loop.step_loop import JobCancelled
+from rayinfer.jobs.loop.step_loop import JobCancelled, JobInterrupted
 from rayinfer.jobs.parameters import job_mesh, job_parameters
 from rayinfer.jobs.providers import JobContext
 from rayinfer.jobs.seeds import row_seed
@@ -99,6 +100,33 @@ def test_an_error_of_the_task_finalizes_it_once_with_the_error_and_releases_ever
     assert job.indices == list(range(30))
     assert job.tasks[1].submitted
     assert min(job.tasks[1].submitted) == num_saved > 0
+
+
+def test_rows_that_ended_before_their_turn_are_not_computed_again():
+    # The first row comes last: no row is written before all are computed.
+    rows = NumberedRows(40, prompt=lambda index: "x" * (1 + index))
+    job, stop = MemoryJob(rows), threading.Event()
+    job.events.subscribe(job_events.CHECKPOINTED, lambda progress: stop.set())
+    job.parameters = job_parameters(checkpointing={"period_rows": 20})
+    with pytest.raises(JobInterrupted, match="stopped after 20 rows"):
+        job.run(stop=stop)
+    assert (job.progress.saved[-1].rows_finished, job.progress.saved[-1].position) == (0, None)
+    num_kept = job.progress.saved[-1].rows_ahead
+    assert num_kept == 20
+    job.events = job_events.EventBus()
+    assert job.run().summary["output_tokens"] == 80
+    assert len(job.tasks[1].submitted) == 40 - num_kept
+    assert job.indices == list(range(40))
+    assert [record["text"] for record in job.sink.records] == [f"{row_seed(0, f'row-{n}'):x}" for n in range(40)]
+
+
+def test_rows_that_are_computed_together_are_not_kept_one_by_one():
+    class BatchedTask(ShufflingTask):
+        batch_rows = 4
+
+    job = MemoryJob(NumberedRows(40, prompt=lambda index: "x" * (1 + index)), task=BatchedTask)
+    job.run()
+    assert {progress.rows_ahead for progress in job.progress.saved} == {0}
 
 
 def test_an_error_of_the_task_s_own_end_is_not_followed_by_a_second_end():

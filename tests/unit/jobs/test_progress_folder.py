@@ -41,12 +41,18 @@ def test_a_checkpoint_of_another_version_is_refused(folder):
 
 
 def test_other_settings_are_refused_by_name_unless_forced(folder):
-    folder.check_settings({"model": "a", "temperature": 0.8})
+    folder.check_settings({"model": "other"})
+    folder.check_settings({"model": "a", "temperature": 0.8})  # before the first checkpoint
+    folder.save(PROGRESS)
     folder.check_settings({"temperature": 0.8, "model": "a"})
     with pytest.raises(JobChanged, match=r'model: "a", now "b"; seed: null, now 1\); .*--force-config'):
         folder.check_settings({"model": "b", "temperature": 0.8, "seed": 1})
     folder.check_settings({"model": "b"}, force=True)
     folder.check_settings({"model": "b"})
+    folder.commit({})
+    with pytest.raises(JobChanged, match="the job is complete"):
+        folder.check_settings({"model": "a"}, force=True)
+    folder.check_settings({"model": "b"}, force=True)
 
 
 def test_the_digest_of_settings_ignores_their_order():
@@ -70,3 +76,19 @@ def test_a_cancellation_waits_until_it_is_cleared(folder):
     assert folder.cancel_requested()
     folder.clear_cancel()
     assert not folder.cancel_requested()
+
+
+def test_rows_ahead_belong_to_the_newest_whole_checkpoint(folder):
+    ahead = Progress(**{name: getattr(PROGRESS, name) for name in PROGRESS.__slots__} | {"rows_ahead": 2})
+    folder.save(ahead, b"two rows")
+    assert folder.load_rows_ahead() == b"two rows"
+    assert read_status(folder).rows_finished == 6
+    folder.save(ahead, b"others")
+    assert folder.load_rows_ahead() == b"others"
+    newest = [name for name in folder.store.names() if name.startswith("rows-ahead")][-1]
+    folder.store.write(newest, b"torn")
+    assert folder.load_rows_ahead() == b""
+    folder.save(PROGRESS)
+    assert folder.load_rows_ahead() == b""
+    folder.commit({})
+    assert not any(name.startswith("rows-ahead") for name in folder.store.names())
