@@ -103,7 +103,7 @@ async def _measure(plan: HostilePlan, command: str, log: Log) -> HostileReport:
 
 
 def _check_were_served(phase: str, answers: Counter[str]) -> None:
-    """Raise RayinferError where all requests were turned away at the door, which costs a service nothing."""
+    """Raise RayinferError where all requests were refused before they were read, which costs a service nothing."""
     if answers and set(answers) <= TURNED_AWAY:
         raise RayinferError(f"{phase}: the service answered {', '.join(sorted(answers))} to all requests")
 
