@@ -1,4 +1,7 @@
-"""Rate of a generation job beside `LLM.generate` with the same engine, prompts and seeds; loading is not measured."""
+"""Rate of a generation job beside `LLM.generate` with the same engine, prompts and seeds; loading is not measured.
+
+Both have one thread of computation, so that processor time, which other programs hardly change, stands for work.
+"""
 
 import json
 import statistics
@@ -17,8 +20,17 @@ from rayinfer.jobs.events import FINISHED, READY
 from rayinfer.jobs.seeds import row_seed
 from rayinfer.llm import LLM
 
+NUM_THREADS = 1
 SAMPLING: dict[str, Any] = {"temperature": 0.8, "max_tokens": 16, "ignore_eos": True}
 Log = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RunTime:
+    """Time of one run."""
+
+    seconds: float
+    cpu_s: float  # processor time of the process
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,17 +39,19 @@ class JobGenerationReport:
 
     model: str
     num_prompts: int
-    job_s: list[float]
-    generate_s: list[float]
-    share: float  # of the rate of `LLM.generate`, medians
+    job: list[RunTime]
+    generate: list[RunTime]
+    share: float  # of the rows per second of processor time of `LLM.generate`, medians
 
     def tables(self) -> list[Table]:
         """Return all figures."""
         rows: list[tuple[str, object]] = [
             ("prompts", self.num_prompts),
-            ("job, s (median)", statistics.median(self.job_s)),
-            ("LLM.generate, s (median)", statistics.median(self.generate_s)),
-            ("share of the rate of LLM.generate", self.share),
+            ("job, s of processor time (median)", _median_cpu_s(self.job)),
+            ("LLM.generate, s of processor time", _median_cpu_s(self.generate)),
+            ("job, s", statistics.median(run.seconds for run in self.job)),
+            ("LLM.generate, s", statistics.median(run.seconds for run in self.generate)),
+            ("share of the rate of LLM.generate, by processor time", self.share),
         ]
         return [Table(f"{self.model}, real text, 16 tokens each at temperature 0.8, equal texts", ("", "figure"), rows)]
 
@@ -45,40 +59,58 @@ class JobGenerationReport:
 def measure_job_generation(model: str, num_prompts: int, num_rounds: int, log: Log) -> JobGenerationReport:
     """Take turns with a new engine each time; raises RayinferError where the texts differ."""
     prompts = passages(num_prompts)
-    job_s: list[float] = []
-    generate_s: list[float] = []
+    job: list[RunTime] = []
+    generate: list[RunTime] = []
     for number in range(num_rounds):
         log(f"round {number + 1} of {num_rounds}: LLM.generate")
-        seconds, expected = _generate(model, prompts)
-        generate_s.append(seconds)
+        expected = _generate(model, prompts, generate)
         log(f"round {number + 1} of {num_rounds}: job")
-        seconds, texts = _run_job(model, prompts)
-        job_s.append(seconds)
-        if texts != expected:
+        if _run_job(model, prompts, job) != expected:
             raise RayinferError("the job and LLM.generate gave different texts for the same seeds")
-    share = statistics.median(generate_s) / statistics.median(job_s)
-    return JobGenerationReport(model=model, num_prompts=num_prompts, job_s=job_s, generate_s=generate_s, share=share)
+    share = _median_cpu_s(generate) / _median_cpu_s(job)
+    return JobGenerationReport(model=model, num_prompts=num_prompts, job=job, generate=generate, share=share)
 
 
-def _generate(model: str, prompts: list[str]) -> tuple[float, list[str]]:
-    with LLM(model) as llm:
+def _generate(model: str, prompts: list[str], runs: list[RunTime]) -> list[str]:
+    with LLM(model, num_threads=NUM_THREADS) as llm:
         defaults = llm.get_default_sampling_params()
         params = [replace(defaults, **SAMPLING, seed=row_seed(0, str(number))) for number in range(len(prompts))]
-        begin = time.perf_counter()
+        begin = _now()
         outputs = llm.generate(prompts, params, use_tqdm=False)
-        return time.perf_counter() - begin, [output.outputs[0].text for output in outputs]
+        runs.append(_since(begin))
+        return [output.outputs[0].text for output in outputs]
 
 
-def _run_job(model: str, prompts: list[str]) -> tuple[float, list[str]]:
-    times: list[float] = []
+def _run_job(model: str, prompts: list[str], runs: list[RunTime]) -> list[str]:
+    times: list[RunTime] = []
     with tempfile.TemporaryDirectory() as folder:
         job_input, output = Path(folder, "in.jsonl"), Path(folder, "out.jsonl")
         job_input.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
         inference = configure_batch_job(
-            batch_job(input=str(job_input), output=str(output), model=model, sampling=SAMPLING)
+            batch_job(
+                input=str(job_input),
+                output=str(output),
+                model=model,
+                sampling=SAMPLING,
+                engine={"num_threads": NUM_THREADS},
+            )
         )
         for event in (READY, FINISHED):
-            inference.events.subscribe(event, lambda _: times.append(time.perf_counter()))
+            inference.events.subscribe(event, lambda _: times.append(_now()))
         inference.infer()
-        texts = [json.loads(line)["text"] for line in output.read_text().splitlines()]
-    return times[1] - times[0], texts
+        begin, end = times
+        runs.append(RunTime(end.seconds - begin.seconds, end.cpu_s - begin.cpu_s))
+        return [json.loads(line)["text"] for line in output.read_text().splitlines()]
+
+
+def _now() -> RunTime:
+    return RunTime(time.perf_counter(), time.process_time())
+
+
+def _since(begin: RunTime) -> RunTime:
+    now = _now()
+    return RunTime(now.seconds - begin.seconds, now.cpu_s - begin.cpu_s)
+
+
+def _median_cpu_s(runs: list[RunTime]) -> float:
+    return statistics.median(run.cpu_s for run in runs)

@@ -8,6 +8,6 @@ def test_all_costs_of_a_job_are_measured(tmp_path):
     report = measure_job_costs(300, 1500, model, num_prompts=3, num_rounds=2, command="bench jobs", log=lines.append)
     assert (report.loop.num_rows, report.resumption.num_finished >= 1500) == (300, True)
     assert report.resumption.seconds > 0
-    assert len(report.generation.job_s) == len(report.generation.generate_s) == 2
+    assert len(report.generation.job) == len(report.generation.generate) == 2
     assert [table.title for table in report.tables()][:2] == ["job loop", "resumption, without a model"]
     assert lines[-1] == "round 2 of 2: job"
