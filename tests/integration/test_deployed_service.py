@@ -73,6 +73,15 @@ def test_a_deployed_service_is_found_described_and_paused(deployed, service, clu
         ask(service, "control", action="resume", model="unknown")
 
 
+def test_top_shows_a_deployed_service(deployed, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    deployed.text_of()
+    shown = run_cli("top", "--base-url", deployed.base_url, "--once", cache=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    for part in ("tiny  ready", "running", "0 used", next(iter(engine_names(deployed)))[:12]):
+        assert part in shown.stdout
+
+
 def test_limits_of_a_deployed_service_change_in_its_config_and_no_process_is_replaced(deployed, service):
     before = engine_names(deployed), router_pids("filed")
     limits = ask(service, "limits")

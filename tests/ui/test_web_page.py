@@ -12,38 +12,11 @@ from PIL import Image
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import EngineStats
 from rayinfer.servers.app import build_app
-from support.faults.cli_processes import run_cli
+from support.faults.cli_processes import engine_pids, listed
 from support.services.served_application import served
+from support.services.web_page import HOSTILE, ask, choose_settings, open_more, wait_for_models
 
 pytestmark = pytest.mark.ui
-
-QUESTION = "What is the capital of France?"
-HOSTILE = (
-    "<img src=x onerror=alert(1)>",
-    "</div><script>alert(2)</script>",
-    "\u202egnp.exe",
-    "\x1b[31mred",
-    "A" * 1_000_000,
-)
-
-
-def wait_for_models(page):
-    page.get_by_label("Model", exact=True).first.locator("option").first.wait_for(state="attached")
-
-
-def choose_settings(page, **values):
-    wait_for_models(page)
-    for name, value in values.items():
-        page.locator(f"input[name={name}]").first.fill(str(value))
-
-
-def open_more(page):
-    page.locator(".more summary", has_text="More").first.click()
-
-
-def ask(page, text=QUESTION):
-    page.get_by_label("Message").fill(text)
-    page.keyboard.press("Enter")
 
 
 def test_chat_streams_stops_edits_and_starts_again(visit, service):
@@ -117,12 +90,16 @@ def test_an_alternative_of_a_token_goes_on_from_there(visit, service):
     choose_settings(page, max_tokens=6, temperature=0)
     page.get_by_role("button", name="Complete").click()
     page.locator(".figures", has_text="6 tokens").wait_for()
-    page.locator(".tokens .token").nth(2).click()
+    shown = page.locator(".tokens .token")
+    tokens, before = shown.all_text_contents(), page.get_by_label("Text to complete").input_value()
+    shown.nth(2).click()
     other = page.locator(".alternatives button:enabled").first
-    before = page.get_by_label("Text to complete").input_value()
+    chosen = other.locator("code").inner_text().replace("·", " ").replace("⏎", "\n")
+    assert chosen != tokens[2]
     other.click()
+    expected = before + "".join(tokens[:2]).replace("⏎\n", "\n") + chosen
+    page.wait_for_function("(text) => document.querySelector('textarea').value === text", arg=expected)
     page.locator(".figures", has_text="6 tokens").wait_for()
-    assert len(page.get_by_label("Text to complete").input_value()) > len(before)
 
 
 def test_the_live_view_shows_rates_and_engines(visit, service):
@@ -308,17 +285,6 @@ def enter_key(page, key):
 def act(page, label, confirmed):
     page.get_by_role("button", name=label).click()
     page.locator("dialog").get_by_role("button", name=confirmed).click()
-
-
-def listed(command, role):
-    rows = json.loads(run_cli("ps", "--json", cache=command.cache).stdout)
-    return [row for row in rows if row["role"] == role]
-
-
-def engine_pids(command, names):
-    """Map engines as the live view names them to their processes: both end with the replica's id."""
-    rows = listed(command, "engine")
-    return {name: next(row["pid"] for row in rows if row["replica"].endswith(name[-8:])) for name in names}
 
 
 def test_tools_are_called_and_answered(visit, fake_models):

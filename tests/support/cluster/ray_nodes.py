@@ -91,6 +91,8 @@ class RayNodes:
             joined += [f"--labels={self._labels[node]}"]
         if node == HEAD:
             joined += [f"--temp-dir={self._ray_folder}"]
+            # Where it names a head, Ray looks for that among all processes, and takes those of workers for it.
+            (self._ray_folder / "ray_current_cluster").unlink(missing_ok=True)
         command = [
             *(*RAY, "start", "--block", "--disable-usage-stats", f"--node-ip-address={self.network.address(node)}"),
             *(f"--object-store-memory={STORE_BYTES}", *joined),

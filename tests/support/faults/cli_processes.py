@@ -1,6 +1,7 @@
 """The `rayinfer` command in a process of its own, and the processes that it starts."""
 
 import contextlib
+import json
 import os
 import queue
 import signal
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -125,6 +127,18 @@ def serving(
         yield service
     finally:
         service.end()
+
+
+def listed(command: ServeCommand, role: str) -> list[dict[str, Any]]:
+    """List a service's processes of one role as `rayinfer ps` does."""
+    rows = json.loads(run_cli("ps", "--json", cache=command.cache).stdout)
+    return [row for row in rows if row["role"] == role]
+
+
+def engine_pids(command: ServeCommand, names: Sequence[str]) -> dict[str, int]:
+    """Map engines as the live view names them to their processes: both end with the replica's id."""
+    rows = listed(command, "engine")
+    return {name: next(row["pid"] for row in rows if row["replica"].endswith(name[-8:])) for name in names}
 
 
 def processes_with(setting: str) -> list[Process]:

@@ -43,18 +43,30 @@ def top(
     url = _url(base_url, port)
     console, models = Console(highlight=False), dict[str, "ModelHistory"]()
     if once or not console.is_terminal:
-        for sample in islice(_follow(url, api_key), ONCE_SAMPLES):
+        for sample in islice(follow(url, api_key), ONCE_SAMPLES):
             if isinstance(sample, str):
                 raise RayinferError(f"{url}: {sample.partition(';')[0]}")
             _take(models, sample)
         console.print(screen(url, models, "", console.width))
         return
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        for found in _follow(url, api_key):
+        for found in follow(url, api_key):
             notice = found if isinstance(found, str) else ""
             if not isinstance(found, str):
                 _take(models, found)
             live.update(screen(url, models, notice, console.width), refresh=True)
+
+
+def follow(url: str, api_key: str | None) -> Iterator[Mapping[str, Any] | str]:
+    """Yield samples, and while the service does not answer why; raises RayinferError where the key is refused."""
+    import httpx
+
+    while True:
+        try:
+            yield from _samples(url, api_key)
+        except httpx.TransportError as error:
+            yield f"the service does not answer ({type(error).__name__}); connecting again"
+            time.sleep(RETRY_S)
 
 
 def _url(base_url: str | None, port: int | None) -> str:
@@ -74,20 +86,8 @@ def _take(models: "dict[str, ModelHistory]", sample: Mapping[str, Any]) -> None:
         models.setdefault(name, ModelHistory()).add(sample["time_s"], model)
 
 
-def _follow(url: str, api_key: str | None) -> Iterator[Mapping[str, Any] | str]:
-    """Yield samples, and while the service does not answer why; raises RayinferError where the key is refused."""
-    import httpx
-
-    while True:
-        try:
-            yield from _samples(url, api_key)
-        except httpx.TransportError as error:
-            yield f"the service does not answer ({type(error).__name__}); connecting again"
-            time.sleep(RETRY_S)
-
-
-def _samples(url: str, api_key: str | None) -> Iterator[Mapping[str, Any]]:
-    """Yield the samples of one stream, which the service ends after some seconds."""
+def _samples(url: str, api_key: str | None) -> Iterator[Mapping[str, Any] | str]:
+    """Yield the samples of one stream, which the service ends after some seconds, or why it sends none for now."""
     import httpx
 
     from rayinfer_deployments.cli.plain_text import plain_text
@@ -98,6 +98,10 @@ def _samples(url: str, api_key: str | None) -> Iterator[Mapping[str, Any]]:
         httpx.Client(trust_env=False, timeout=timeout) as client,
         client.stream("GET", f"{url}/live", headers=headers) as response,
     ):
+        if response.is_server_error or response.status_code == httpx.codes.TOO_MANY_REQUESTS:
+            yield f"the service answers {response.status_code}; connecting again"
+            time.sleep(RETRY_S)
+            return
         if response.status_code != httpx.codes.OK:
             body = plain_text(response.read().decode(errors="replace"), MAX_ERROR, kept="")
             raise RayinferError(f"{url}/live answers {response.status_code}: {body}")

@@ -8,10 +8,10 @@ import { pane } from "./pane.js";
 export function chatView(main) {
   const picker = el("select", { "aria-label": "Conversation" });
   const first = pane(storedConversations()[0] ?? emptyConversation(), { onChange: (conversation) => { keepConversation(conversation); list(first.conversation()); } });
-  const second = pane(emptyConversation());
-  second.element.hidden = true;
+  let second = null; // made when it is first wanted
   const input = el("textarea", { rows: 3, "aria-label": "Message", placeholder: "Ask the model (Enter sends, Shift+Enter breaks the line)" });
-  const panes = () => second.element.hidden ? [first] : [first, second];
+  const panes = () => !second || second.element.hidden ? [first] : [first, second];
+  const both = el("div", { class: "panes" }, first.element);
 
   const list = (open) => {
     const stored = storedConversations();
@@ -19,7 +19,7 @@ export function chatView(main) {
     picker.replaceChildren(...known.map((each) => el("option", { value: each.id }, titleOf(each))));
     picker.value = open.id;
   };
-  const open = (conversation) => { first.open(conversation); second.open(emptyConversation()); list(conversation); };
+  const open = (conversation) => { first.open(conversation); second?.open(emptyConversation()); list(conversation); };
   picker.addEventListener("change", () => {
     const chosen = storedConversations().find((each) => each.id === picker.value);
     if (chosen) open(chosen);
@@ -35,9 +35,10 @@ export function chatView(main) {
     if (key.key === "Enter" && !key.shiftKey && !key.isComposing) { key.preventDefault(); send(); }
   });
   const stop = () => panes().forEach((each) => each.stop());
-  for (const part of [input, first.element, second.element]) part.addEventListener("keydown", (key) => { if (key.key === "Escape") stop(); });
+  for (const part of [input, both]) part.addEventListener("keydown", (key) => { if (key.key === "Escape") stop(); });
   const compare = button("Side by side", () => {
-    second.element.hidden = !second.element.hidden;
+    if (second) second.element.hidden = !second.element.hidden;
+    else both.append((second = pane(emptyConversation())).element);
     compare.setAttribute("aria-pressed", String(!second.element.hidden));
     if (!second.element.hidden) second.start();
   }, { "aria-pressed": "false" });
@@ -46,7 +47,7 @@ export function chatView(main) {
     el("div", { class: "row conversations" }, picker,
       button("New chat", () => open(emptyConversation())),
       button("Delete", () => { deleteConversation(first.conversation().id); open(storedConversations()[0] ?? emptyConversation()); })),
-    el("div", { class: "panes" }, first.element, second.element),
+    both,
     el("div", { class: "composer" }, input, el("div", { class: "row" },
       button("Send", send, { class: "primary" }), button("Stop", stop, { title: "Escape" }),
       button("Regenerate", () => panes().forEach((each) => each.regenerate())),

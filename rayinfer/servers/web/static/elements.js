@@ -43,8 +43,16 @@ function openDialog(title, children) {
 }
 
 export function showDialog(title, text) {
-  const dialog = openDialog(title, [el("pre", { tabindex: "0" }, text),
-    el("div", { class: "row" }, button("Copy", () => navigator.clipboard?.writeText(text)), button("Close", () => dialog.close()))]);
+  const shown = el("pre", { tabindex: "0" }, text);
+  const copied = button("Copy", async () => { setText(copied, await copy(shown) ? "Copied" : "Selected: copy it by the keyboard"); });
+  const dialog = openDialog(title, [shown, el("div", { class: "row" }, copied, button("Close", () => dialog.close()))]);
+}
+
+// Copies an element's text. Over plain HTTP of another machine browsers have no clipboard, but copy what is selected.
+async function copy(element) {
+  try { await navigator.clipboard.writeText(element.textContent); return true; } catch { /* none, or not allowed */ }
+  getSelection().selectAllChildren(element);
+  return document.execCommand("copy");
 }
 
 // Asks before something is done: resolves to the form's values, or to null.

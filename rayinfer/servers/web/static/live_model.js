@@ -8,6 +8,7 @@ import { modelActions } from "./operations.js";
 const KEPT = 300;
 const WINDOW = 10;
 const SHOWN_MARKS = 8;
+const SHOWN_NAME = 24; // characters
 
 export function modelPanel(name) {
   const samples = [], marks = [], tiles = {};
@@ -108,7 +109,8 @@ export function modelPanel(name) {
   };
 }
 
-export function short(engine) { return engine.replace(/^.*?:/, "").slice(-24); }
+// The end of a long name, where names of engines differ, from a hyphen on.
+function short(engine) { return engine.length <= SHOWN_NAME ? engine : engine.slice(-SHOWN_NAME).replace(/^[^-]*-|^/, "…"); }
 
 // Two durations in one unit.
 function pair([low, high]) {

@@ -3,6 +3,7 @@
 import { call, events, keyDigest } from "./api.js";
 
 const RETRY_MS = 1000;
+const REFUSED_MS = 10_000; // of a key that may not, say: another key is asked for at once
 
 // Calls `onSample` with each sample and `onTrouble` with why there is none, until aborted.
 export async function followLive(onSample, onTrouble, signal) {
@@ -30,7 +31,7 @@ async function read(onSample, onTrouble, signal) {
     } catch (error) {
       if (signal.aborted) return;
       onTrouble(error.status ? error.message : "The service is unreachable; connecting again…");
-      pause = RETRY_MS;
+      pause = error.status < 500 ? REFUSED_MS : RETRY_MS;
     }
     if (pause) await new Promise((resolve) => setTimeout(resolve, pause));
   }

@@ -6,6 +6,7 @@ import { requestsView } from "./requests.js";
 import { tokensView } from "./tokens.js";
 
 const views = { chat: chatView, tokens: tokensView, live: liveView, requests: requestsView, docs: docsView };
+const READY_MS = 10_000, RETRY_MS = 1000;
 const main = document.getElementById("view");
 let leave = () => {};
 
@@ -53,8 +54,8 @@ async function watchReadiness() {
   }
   if (ready.textContent !== text) ready.textContent = text;
   ready.className = kind;
-  setTimeout(watchReadiness, kind === "good" ? 5000 : 1000);
+  setTimeout(watchReadiness, kind === "good" ? READY_MS : RETRY_MS);
 }
 
-show();
+setTimeout(show); // a task of its own, after the modules' own
 watchReadiness();

@@ -10,9 +10,9 @@ const SHOWN_CHARS = 100_000; // of one message: layout of a megabyte without spa
 const NEAR_END_PX = 40;
 const END_PX = 1e7; // beyond every answer
 
-function shown(text) { return text.length <= SHOWN_CHARS ? text : text.slice(0, SHOWN_CHARS) + hidden(text); }
+function shown(text) { return text.length <= SHOWN_CHARS ? text : text.slice(0, SHOWN_CHARS) + hidden(text.length); }
 
-function hidden(text) { return `… (${number(text.length - SHOWN_CHARS)} more characters are kept, not shown)`; }
+function hidden(length) { return `… (${number(length - SHOWN_CHARS)} more characters are kept, not shown)`; }
 
 export function pane(opened, { onChange = () => {} } = {}) {
   let conversation = opened;
@@ -52,7 +52,7 @@ export function pane(opened, { onChange = () => {} } = {}) {
     log.scrollTop = log.scrollHeight;
   };
   const bubble = (message, index) => {
-    const name = { user: "You", tool: `Result of ${message.name ?? "a tool"}`, labels: "Labels" }[message.role] ?? "Model";
+    const name = { user: "You", tool: `Result of ${(message.name ?? "a tool").slice(0, 200)}`, labels: "Labels" }[message.role] ?? "Model";
     return el("article", { class: `message ${message.role}` },
       el("div", { class: "sender" }, name, message.role === "user" && !message.image && button("Edit", () => edit(index), { class: "quiet" })),
       message.reasoning && reasoningElement(message.reasoning),
@@ -167,45 +167,55 @@ function labelList(labels) {
 
 // The parts of a message that grow as it comes.
 function answerElements(article, message) {
-  const content = article.querySelector(".text");
-  let pending = "", thought = "", thinking = null, calls = null, rest = null, line = null;
-  // Each line is a block of its own: a new token lays out its line again, not all of a long answer.
-  const append = (text) => {
-    for (const part of text.split(/(?<=\n)/)) {
-      if (!line) content.append(line = el("span", { class: "line" }));
-      line.append(part);
-      if (part.endsWith("\n")) line = null;
-    }
-  };
+  const element = article.querySelector(".text"), content = growingText(element);
+  let thought = null, calls = null;
   return {
     take(delta) {
       if (!delta) return false;
       const reasoning = delta.reasoning_content ?? delta.reasoning;
-      if (reasoning) { message.reasoning = (message.reasoning ?? "") + reasoning; thought += reasoning; }
-      if (delta.content) { message.content += delta.content; pending += delta.content; }
+      if (reasoning) {
+        message.reasoning = (message.reasoning ?? "") + reasoning;
+        if (!thought) {
+          const thinking = reasoningElement("");
+          thinking.open = true;
+          element.before(thinking);
+          thought = growingText(thinking.lastElementChild);
+        }
+        thought.add(reasoning);
+      }
+      if (delta.content) { message.content += delta.content; content.add(delta.content); }
       if (delta.tool_calls) addCallDeltas(message.tool_calls ??= [], delta.tool_calls);
       return Boolean(reasoning || delta.content || delta.tool_calls);
     },
     draw() {
-      if (thought) {
-        if (!thinking) { thinking = reasoningElement(""); thinking.open = true; content.before(thinking); }
-        thinking.lastElementChild.append(thought);
-        thought = "";
-      }
-      if (pending && message.content.length <= SHOWN_CHARS) append(pending);
-      else if (pending) {
-        if (!rest) {
-          rest = document.createTextNode("");
-          content.replaceChildren(message.content.slice(0, SHOWN_CHARS), rest);
-        }
-        rest.data = hidden(message.content);
-      }
-      pending = "";
+      thought?.draw();
+      content.draw();
       if (message.tool_calls) {
         const now = toolCallsElement(message.tool_calls);
         if (calls) calls.replaceWith(now); else article.append(now);
         calls = now;
       }
+    },
+  };
+}
+
+// Text that is appended to. Each line is a block of its own: a new token lays out its line again, not all of a long answer.
+function growingText(element) {
+  let pending = "", length = 0, line = null, rest = null;
+  return {
+    add(text) { pending += text; },
+    draw() {
+      const fitting = pending.slice(0, Math.max(0, SHOWN_CHARS - length));
+      length += pending.length;
+      pending = "";
+      for (const part of fitting ? fitting.split(/(?<=\n)/) : []) {
+        if (!line) element.append(line = el("span", { class: "line" }));
+        line.append(part);
+        if (part.endsWith("\n")) line = null;
+      }
+      if (length <= SHOWN_CHARS) return;
+      if (!rest) element.append(rest = document.createTextNode(""));
+      rest.data = hidden(length);
     },
   };
 }

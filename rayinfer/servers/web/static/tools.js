@@ -13,12 +13,12 @@ export function addCallDeltas(calls, deltas) {
 
 export function toolCallsElement(calls) {
   return el("ul", { class: "calls", "aria-label": "Calls of tools" }, calls.filter(Boolean).map(({ function: called }) =>
-    el("li", {}, el("code", { dir: "auto" }, `${called.name}(${called.arguments.slice(0, 10_000)})`))));
+    el("li", {}, el("code", { dir: "auto" }, `${shownName(called)}(${called.arguments.slice(0, 10_000)})`))));
 }
 
 export function resultForm(calls, onResults) {
   const inputs = calls.map(() => el("input", { type: "text", placeholder: "what the tool returned" }));
-  const form = el("form", { class: "results" }, calls.map((call, index) => field(`Result of ${call.function.name}`, inputs[index])),
+  const form = el("form", { class: "results" }, calls.map((call, index) => field(`Result of ${shownName(call.function)}`, inputs[index])),
     el("div", { class: "row" }, el("button", { type: "submit", class: "primary" }, "Send results")));
   form.addEventListener("submit", (submit) => {
     submit.preventDefault();
@@ -26,3 +26,6 @@ export function resultForm(calls, onResults) {
   });
   return form;
 }
+
+// A model may write a name of any length.
+function shownName({ name }) { return name.slice(0, 200); }

@@ -3,6 +3,7 @@
 import { el, number, seconds } from "./elements.js";
 
 const LANES_SHOWN = 32;
+const DETAILS_SHOWN = 10_000; // characters
 
 export function waterfall(trace) {
   const start = trace.events[0]?.time_s ?? 0;
@@ -82,5 +83,5 @@ function eventTable(events, start) {
     el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Events of the request" }, el("table", {},
       el("thead", {}, el("tr", {}, ["Event", "After", "Details"].map((head) => el("th", { scope: "col" }, head)))),
       el("tbody", {}, events.map((event) => el("tr", {}, el("td", {}, event.name), el("td", { class: "number" }, seconds(event.time_s - start)),
-        el("td", { class: "details", dir: "auto" }, Object.entries(event.details).map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", "))))))));
+        el("td", { class: "details", dir: "auto" }, Object.entries(event.details).map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ").slice(0, DETAILS_SHOWN))))))));
 }

@@ -1,6 +1,10 @@
+import json
+import time
 from dataclasses import replace
+from itertools import islice
 
 import pytest
+from fastapi import FastAPI, Response
 from typer.testing import CliRunner
 
 from rayinfer.metrics.service_metrics import ServiceMetrics
@@ -10,6 +14,7 @@ from rayinfer.servers.served_model import ServedModel
 from rayinfer.tokenization.chat_template import ChatTemplate
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer_deployments.cli import build_application
+from rayinfer_deployments.cli.top import command
 from support.fakes.fake_generator import FakeGenerator
 from support.services.served_application import served
 from support.tiny_models.tiny_checkpoints import save_tokenizer
@@ -50,6 +55,41 @@ def test_names_of_others_are_plain_text(model):
         shown = run("--base-url", url).output
     assert "\\u001b[2J\\u202e<b>[red]" in shown
     assert not {"\x1b", "\u202e"} & set(shown)
+
+
+def test_a_tenant_named_as_a_script_is_plain_text(model):
+    metrics = ServiceMetrics()
+    metrics.queued_by("tiny")["\x1b]0;<script>alert(1)</script>\x07\u202e", 2] = 5
+    with served(build_app({"tiny": model}, metrics)) as url:
+        shown = run("--base-url", url, "--once").output
+    assert "5 of \\u001b]0;<script>alert(1)</script>\\u0007\\u202e at priority 2" in shown
+    assert not {"\x1b", "\x07", "\u202e"} & set(shown)
+
+
+def test_a_name_of_a_megabyte_is_cut(model):
+    name = "A" * 1_000_000
+    long = replace(model, name=name, generator=FakeGenerator(engines={name: ENGINE}, not_ready=name))
+    metrics = ServiceMetrics()
+    metrics.queued_by(name)[name, 0] = 1
+    with served(build_app({name: long}, metrics)) as url:
+        shown = run("--base-url", url, "--once")
+    assert (shown.exit_code, "AAA…" in shown.output) == (0, True)
+    assert len(shown.output) < 10_000
+
+
+def test_a_service_that_restarts_is_asked_again():
+    app, answers = FastAPI(), iter([503, 429, 200, 200])
+
+    @app.get("/live")
+    def live() -> Response:
+        status = next(answers)
+        sample = {"time_s": time.time(), "models": {}}
+        return Response(f"data: {json.dumps(sample)}\n\n" if status == 200 else "", status)
+
+    with served(app) as url:
+        found = list(islice(command.follow(url, None), 4))
+    assert found[:2] == [f"the service answers {status}; connecting again" for status in (503, 429)]
+    assert [each["models"] for each in found[2:]] == [{}, {}]
 
 
 def test_a_service_that_refuses_or_is_away_is_an_error(model):
