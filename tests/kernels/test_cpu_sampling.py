@@ -41,6 +41,28 @@ def test_tokens_equal_those_of_the_reference(isa_kernels, dtype, width, lines, t
     assert torch.equal(actual.token_ids, expected.token_ids)
 
 
+@pytest.mark.parametrize("logits_kind", ["normal", "tied", "equal", "ascending", "peaked"])
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_truncated_draws_equal_those_of_the_reference(isa_kernels, dtype, logits_kind, is_masked):
+    rows, width = 240, 4099
+    logits = {
+        "normal": torch.randn(rows, width) * 3,
+        "tied": torch.randint(-4, 4, (rows, width)).float(),
+        "equal": torch.zeros(rows, width),
+        "ascending": torch.linspace(-9.0, 9.0, width).expand(rows, -1).contiguous(),
+        "peaked": torch.randn(rows, width) * 20,
+    }[logits_kind].to(dtype)
+    grid = [(k, p) for k in (1, 5, 70, 1000, width) for p in (1e-9, 0.3, 0.5, 0.9, 0.9999, 1.0)]
+    top_k, top_p = (torch.tensor(each).repeat(rows // len(grid)) for each in zip(*grid, strict=True))
+    temperature, min_p = torch.tensor([0.2, 1.0, 3.0]).repeat(rows // 3), torch.tensor([0.0, 0.01]).repeat(rows // 2)
+    settings = [temperature, top_k, top_p.double(), min_p, torch.rand(rows, dtype=torch.float64), torch.zeros(rows)]
+    masks = masks_of(width, list(range(0, rows, 2))) if is_masked else None
+    expected = reference.sample_rows(logits, *settings, masks)
+    actual = isa_kernels.sample_rows(logits, *settings, masks)
+    differs = (actual.token_ids != expected.token_ids).nonzero().squeeze(1)
+    assert len(differs) <= 1, [(grid[int(row) % len(grid)], int(row)) for row in differs]  # a draw on a border
+
+
 def test_rows_without_an_allowed_or_finite_token_are_invalid(isa_kernels, dtype):
     logits = logits_of(600, dtype, 5)
     logits[1, 7], logits[2, 300], logits[3] = float("nan"), float("inf"), float("-inf")

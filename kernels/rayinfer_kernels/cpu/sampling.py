@@ -1,20 +1,35 @@
-"""Sampling of rows in C++: everything but what top-k and top-p keep, which torch finds."""
+"""Sampling of rows in C++."""
 
 from collections.abc import Callable
-from ctypes import c_int, c_int64, c_void_p
+from ctypes import POINTER, Structure, byref, c_int, c_int64, c_void_p
 from typing import Any, NamedTuple
 
 import torch
 
 from rayinfer_kernels.cpu.arguments import vector
 from rayinfer_kernels.implementation import RowMasks, SampledRows
-from rayinfer_kernels.reference.inverse_cdf import first_exceeding
-from rayinfer_kernels.reference.sampling import kept_weights
+
+
+class _SettingsArgument(Structure):
+    """Settings of each row, in arrays (`RowSettings` of sample_rows.cpp)."""
+
+    _fields_ = tuple((name, c_void_p) for name in ("is_drawn", "temperature", "top_p", "min_p", "uniform", "top_k"))
+
 
 _MASKS = (c_void_p, c_void_p, c_int64)
 SAMPLING_SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mask_rows": (c_void_p, c_int64, *_MASKS, c_int64, c_int64, c_int),
-    "sample_rows": (c_void_p, c_int64, *_MASKS, *[c_void_p] * 6, c_int64, c_int64, c_int),
+    "sample_rows": (
+        c_void_p,
+        c_int64,
+        *_MASKS,
+        POINTER(_SettingsArgument),
+        c_void_p,
+        c_void_p,
+        c_int64,
+        c_int64,
+        c_int,
+    ),
 }
 
 
@@ -46,16 +61,7 @@ class CpuSampling:
     def __call__(self, logits: torch.Tensor, settings: SamplingSettings, masks: RowMasks | None) -> SampledRows:
         """See `ops.sample_rows`."""
         num_rows, width = logits.shape
-        is_random = settings.is_greedy.logical_not()
-        is_truncated = is_random & ((settings.top_p < 1.0) | (settings.top_k < width))
-        is_drawn = is_random & ~is_truncated
-        numbers = [
-            vector(name, each.double(), num_rows, torch.float64)
-            for name, each in (
-                *(("temperature", settings.temperature), ("min_p", settings.min_p)),
-                ("uniform", settings.uniform),
-            )
-        ]
+        columns = _settings_columns(settings, num_rows)
         mask_of = None if masks is None else _mask_of_rows(masks, num_rows)
         values, token_ids = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
         if mask_of is None or masks is None:
@@ -63,33 +69,21 @@ class CpuSampling:
         else:
             bits = (mask_of.data_ptr(), masks.bits.data_ptr(), masks.bits.stride(0))
         self._sample_rows(
-            *(logits.data_ptr(), logits.stride(0), *bits, is_drawn.data_ptr()),
-            *(each.data_ptr() for each in (*numbers, values, token_ids)),
-            *(num_rows, width, torch.get_num_threads()),
+            *(logits.data_ptr(), logits.stride(0), *bits),
+            byref(_SettingsArgument(*(each.data_ptr() for each in columns))),
+            *(values.data_ptr(), token_ids.data_ptr(), num_rows, width, torch.get_num_threads()),
         )
-        if is_truncated.any():
-            rows = is_truncated.nonzero().squeeze(1)
-            token_ids[rows] = self._drawn_from_the_likeliest(logits, rows, settings, values, mask_of, masks)
         is_invalid = (values - values).ne(0.0)  # what is not finite; isfinite would be four operations
         return SampledRows(token_ids.masked_fill_(is_invalid, 0), is_invalid)
 
-    def _drawn_from_the_likeliest(
-        self,
-        logits: torch.Tensor,
-        rows: torch.Tensor,
-        settings: SamplingSettings,
-        best: torch.Tensor,
-        mask_of: torch.Tensor | None,
-        masks: RowMasks | None,
-    ) -> torch.Tensor:
-        """Draw tokens of the rows that top-k or top-p truncates."""
-        scores = logits.index_select(0, rows).float()
-        if mask_of is not None and masks is not None:
-            lines = (mask_of[rows] >= 0).nonzero().squeeze(1)
-            self.mask_(scores, RowMasks(lines, masks.bits[mask_of[rows[lines]]]))
-        truncation = (settings.temperature, settings.top_k, settings.top_p, settings.min_p)
-        weights = kept_weights(scores, best[rows], *(each[rows] for each in truncation))
-        return first_exceeding(weights, settings.uniform[rows].double())
+
+def _settings_columns(settings: SamplingSettings, num_rows: int) -> list[torch.Tensor]:
+    """Return the columns of `_SettingsArgument`, checked."""
+    is_random, top_k = settings.is_greedy.logical_not(), settings.top_k.long()
+    columns = [vector("is_greedy", is_random, num_rows, torch.bool)]
+    for name in ("temperature", "top_p", "min_p", "uniform"):
+        columns.append(vector(name, getattr(settings, name).double(), num_rows, torch.float64))
+    return [*columns, vector("top_k", top_k, num_rows, torch.int64)]
 
 
 def _mask_of_rows(masks: RowMasks, num_rows: int) -> torch.Tensor:

@@ -83,6 +83,19 @@ inline Float smaller(Float a, Float b) {
 #endif
 }
 
+// Whether a comparison holds anywhere.
+inline bool any_lane(Int holds) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)holds, (__m512i)holds) != 0;
+#elif defined(__AVX2__)
+    return _mm256_movemask_epi8((__m256i)holds) != 0;
+#else
+    int32_t any = 0;
+    for (int64_t lane = 0; lane < kWidth; ++lane) any |= holds[lane];
+    return any != 0;
+#endif
+}
+
 inline Float absolute(Float x) { return (Float)((Word)x & 0x7fffffffu); }
 
 inline Float widen(Half halves) {
