@@ -5,17 +5,18 @@ The engine steps beside the loop; it loses time only where the loop leaves it wi
 
 import json
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from rayinfer.benchmark.report import Environment, Table, describe_environment
+from rayinfer.benchmark.report import Table
 from rayinfer.jobs.events import STEP_FINISHED, StepContext
-from rayinfer.jobs.inference import InferenceConfigurator
+from rayinfer.jobs.inference import Inference, InferenceConfigurator
 from rayinfer.jobs.interfaces import Row
 from rayinfer.jobs.parameters import Mesh, job_parameters
 from rayinfer.jobs.progress.folder import ProgressFolder
@@ -39,7 +40,6 @@ class JobLoopReport:
     share: float  # of the engine's rate
     loop_cpu_us: float  # processor time of the loop for each row
     rss_growth_mib: float  # from a tenth of the rows to the last one, at most
-    environment: Environment = field(default_factory=describe_environment)
 
     def tables(self) -> list[Table]:
         """Return all figures."""
@@ -124,6 +124,29 @@ class _NoModel:
         return None
 
 
+def write_rows(folder: Path, num_rows: int, prompt: str) -> None:
+    """Write the input of `virtual_job`."""
+    with (folder / "in.jsonl").open("w") as file:
+        file.writelines(json.dumps({"prompt": prompt.format(index)}) + "\n" for index in range(num_rows))
+
+
+def virtual_job(folder: Path, task: VirtualEngineTask, stop: threading.Event | None = None) -> Inference:
+    """Configure a job over a folder's `in.jsonl` with the virtual engine."""
+
+    def open_data(context: JobContext) -> JobData:
+        progress = ProgressFolder(folder / "progress")
+        return JobData(
+            source=open_source(folder / "in.jsonl", scan_store=progress),
+            sink=open_sink(folder / "out.jsonl"),
+            progress=progress,
+            job_digest="benchmark",
+        )
+
+    return InferenceConfigurator(
+        Mesh(), job_parameters(), _NoModel(), lambda context: task, open_data, stop=stop
+    ).configure()
+
+
 def measure_job_loop(num_rows: int) -> JobLoopReport:
     """Run a job over JSONL files with the virtual engine."""
     task, process = VirtualEngineTask(), psutil.Process()
@@ -135,19 +158,8 @@ def measure_job_loop(num_rows: int) -> JobLoopReport:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with (folder / "in.jsonl").open("w") as file:
-            file.writelines(json.dumps({"prompt": PROMPT.format(index)}) + "\n" for index in range(num_rows))
-
-        def open_data(context: JobContext) -> JobData:
-            return JobData(
-                source=open_source(folder / "in.jsonl"),
-                sink=open_sink(folder / "out.jsonl"),
-                progress=ProgressFolder(folder / "progress"),
-                job_digest="benchmark",
-            )
-
-        configurator = InferenceConfigurator(Mesh(), job_parameters(), _NoModel(), lambda context: task, open_data)
-        inference = configurator.configure()
+        write_rows(folder, num_rows, PROMPT)
+        inference = virtual_job(folder, task)
         inference.events.subscribe(STEP_FINISHED, record_memory)
         inference.infer()
     rows_per_s, engine_rows_per_s = num_rows / task.virtual_s, NUM_SEQUENCES / (NUM_STEPS * STEP_S)

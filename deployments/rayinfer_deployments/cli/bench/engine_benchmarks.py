@@ -264,12 +264,25 @@ def jobs(
     num_rows: Annotated[
         int, typer.Option(min=100, help="rows through an engine of 2,000 rows/s in virtual time")
     ] = 100_000,
-    json_file: JsonFile = None,
+    resume_rows: Annotated[int, typer.Option(min=100, help="finished rows before a resumption")] = 1_000_000,
+    model: Annotated[str, typer.Option(help="model of the job that takes turns with LLM.generate")] = DEFAULT_MODEL,
+    prompts: Annotated[int, typer.Option(min=1, help="its prompts, real text")] = 500,
+    rounds: Annotated[int, typer.Option(min=1, help="turns of both")] = 3,
+    output: Output = RESULTS,
 ) -> None:
-    """Cost of an offline job's loop: its share of the engine's rate, processor time a row, and memory."""
-    from rayinfer.benchmark.offline.job_loop import measure_job_loop
+    """Cost of an offline job: its loop beside a fast engine, memory, resumption, and its rate beside LLM.generate."""
+    from rayinfer.benchmark.offline.job_costs import measure_job_costs
+    from rayinfer.benchmark.report import write_json, write_markdown
 
-    show(measure_job_loop(num_rows), json_file)
+    with progress_log(keeps_lines=True) as log:
+        report = measure_job_costs(
+            num_rows, resume_rows, model, num_prompts=prompts, num_rounds=rounds, command=typed_command(), log=log
+        )
+    show(report)
+    write_json(report, output / "jobs.json")
+    note = f"{report.environment}: `{report.command}`"
+    write_markdown(output / "jobs.md", "What an offline job costs", report.tables(), note)
+    typer.echo(f"written: {output / 'jobs.json'}, {output / 'jobs.md'}")
 
 
 def _peers_setup(model: str, peers_folder: Path, kernels: str, programs: dict[str, Path]) -> "Setup":
