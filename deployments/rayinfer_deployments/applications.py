@@ -104,9 +104,12 @@ def engine_deployment_name(index: int, model: ModelArgs) -> str:
 
 def _number_of_routers(args: LLMAppArgs) -> dict[str, Any]:
     """Return Serve's options for the number of routers."""
-    return (
-        router_on_every_node(args.router_num_cpus) if args.router_on_every_node else {"num_replicas": args.num_routers}
-    )
+    if args.router_on_every_node:
+        return router_on_every_node(args.router_num_cpus)
+    return {
+        "num_replicas": args.num_routers,
+        "max_surge_percent": 100,
+    }  # the next one serves before the last one leaves
 
 
 def _listen_address(args: LLMAppArgs, port: int | None) -> ListenAddress | None:
