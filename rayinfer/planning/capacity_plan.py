@@ -98,7 +98,8 @@ class CapacityPlan:
             ("objectives", f"TTFT {_ms(wanted.ttft_s)} (p95), ITL {_ms(wanted.itl_s)} (mean)", "given"),
         ]
         if self.highest is None or self.planned is None or self.num_engines is None:
-            rows.append(("engines", "none: one request alone takes longer", basis))
+            alone = f"{_ms(self.prefill_s)} to its first token, {_ms(self.decode_step_s)} for each other"
+            rows.append(("engines", f"none: one request alone takes {alone}", basis))
             return Table(title, HEADS, rows)
         rows += [
             ("most of one engine", f"{self.highest.requests_per_s:.2f} requests/s", basis),

@@ -70,7 +70,9 @@ def test_more_requests_need_more_engines(model):
 def test_objectives_that_one_request_alone_misses_have_no_number(model):
     plan = make_plan(model, CARDS["H100"], replace(OBJECTIVES, itl_s=0.001))
     assert plan.num_engines is None
-    assert "one request alone" in plan.tables()[-1].rows[-1][1]
+    reason = plan.tables()[-1].rows[-1][1]
+    assert reason.startswith("none: one request alone takes")
+    assert reason.endswith(f"{1000 * plan.decode_step_s:.3g} ms for each other")
 
 
 def test_cards_that_are_unknown_need_their_limits():

@@ -26,6 +26,7 @@ SETTLING_S = 0.5  # from a change of the load to the first gap that counts
 REPLY_TIMEOUT_S = 60.0
 LEAVE_AFTER_S = 0.1
 START_TIMEOUT_S = 60.0
+TURNED_AWAY = {"401", "403"}  # without a key, or by the name of the host
 NICENESS = 10  # of the hostile clients: the service is loaded, not the machine
 
 Log = Callable[[str], None]
@@ -92,12 +93,19 @@ async def _measure(plan: HostilePlan, command: str, log: Log) -> HostileReport:
                 await asyncio.sleep(SETTLING_S)
                 gaps[phase].append(await stream.gaps_of(plan.phase_s))
                 answers[phase] += await asyncio.to_thread(clients.stop)
+                _check_were_served(phase, answers[phase])
     return HostileReport(
         command=command,
         num_rounds=plan.num_rounds,
         phase_s=plan.phase_s,
         results=[_result(phase, gaps, answers[phase]) for phase in phases],
     )
+
+
+def _check_were_served(phase: str, answers: Counter[str]) -> None:
+    """Raise RayinferError where all requests were refused before they were read, which costs a service nothing."""
+    if answers and set(answers) <= TURNED_AWAY:
+        raise RayinferError(f"{phase}: the service answered {', '.join(sorted(answers))} to all requests")
 
 
 def _result(phase: str, gaps: dict[str, list[list[float]]], answers: Counter[str]) -> KindResult:

@@ -16,8 +16,8 @@ REFUSAL = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"
 class PacedServer:
     """HTTP server that streams a line each 5 ms, and is held up by every other request."""
 
-    def __init__(self, held_up_s: float, num_lines: int = 1 << 20) -> None:
-        self._held_up_s, self._num_lines = held_up_s, num_lines
+    def __init__(self, held_up_s: float, num_lines: int = 1 << 20, refusal: bytes = REFUSAL) -> None:
+        self._held_up_s, self._num_lines, self._refusal = held_up_s, num_lines, refusal
         self._loop = asyncio.new_event_loop()
         self._server = self._loop.run_until_complete(asyncio.start_server(self._answer, "127.0.0.1", 0))
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -34,7 +34,7 @@ class PacedServer:
                     await asyncio.sleep(0.005)
             else:
                 time.sleep(self._held_up_s)  # noqa: ASYNC251 - it holds up the stream
-                writer.write(REFUSAL)
+                writer.write(self._refusal)
         except ConnectionError:
             pass
         finally:
@@ -68,3 +68,9 @@ def test_a_server_that_others_hold_up_moves_the_gaps_and_the_kind_is_named():
 def test_a_stream_that_is_refused_is_an_error_and_no_result():
     with pytest.raises(RayinferError, match="the measured stream has ended: HTTP 400"):
         measure(PacedServer(0.0, num_lines=0), "tiny requests")
+
+
+def test_requests_that_are_all_turned_away_are_an_error_and_no_result():
+    refusal = b"HTTP/1.1 403 Forbidden\r\nConnection: close\r\n\r\n"
+    with pytest.raises(RayinferError, match="tiny requests: the service answered 403 to all requests"):
+        measure(PacedServer(0.0, refusal=refusal), "tiny requests")

@@ -1,7 +1,9 @@
 import pytest
+from starlette.datastructures import Headers
 
 from rayinfer.benchmark.control_plane.overhead import hostile_requests
 from rayinfer.servers import json_decoding, request_bounds
+from rayinfer.servers.access.web_origins import OriginPolicy
 from rayinfer.servers.openai import schemas
 
 CORPUS = hostile_requests.hostile_requests("m", hostile_requests.hostile_kinds())
@@ -13,6 +15,17 @@ def test_the_corpus_goes_to_the_limits_that_a_service_has():
     assert hostile_requests.MAX_MESSAGES == schemas.MAX_LIST_ITEMS
     assert hostile_requests.MAX_BODY_BYTES == request_bounds.DEFAULT_MAX_BODY_BYTES
     assert request_bounds.RequestBounds().max_headers == hostile_requests.MAX_HEADERS
+
+
+def test_no_request_is_turned_away_for_the_name_of_its_host():
+    for request in (request for requests in CORPUS.values() for request in requests):
+        head = request.content.partition(b"\r\n\r\n")[0].decode(errors="replace")
+        if not head.partition("\r\n")[0].endswith(" HTTP/1.1"):
+            continue  # not even HTTP
+        method, path = head.split(" ", 2)[:2]
+        fields = [line.partition(": ") for line in head.split("\r\n")[1:]]
+        headers = Headers({name.lower(): value for name, _, value in fields[:10]})
+        assert OriginPolicy(is_local=True).refusal(method, path, headers, "127.0.0.1") is None
 
 
 def test_hostile_grammars_are_all_different():
