@@ -21,6 +21,7 @@ from rayinfer_kernels.implementation import RowMasks, SampledRows
 from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, PackedLinear, StackShape
 from rayinfer_kernels.packed_weight import PackedWeight, WeightFormat
+from rayinfer_kernels.reference.elementwise import check_mask_shapes
 
 
 class GpuKernels:
@@ -94,11 +95,10 @@ class GpuKernels:
         is_greedy: torch.Tensor,
         masks: RowMasks | None = None,
     ) -> SampledRows:
-        """See `ops.sample_rows`; what masks forbid is taken out of a copy."""
+        """See `ops.sample_rows`."""
         if masks is not None:
-            logits = logits.to(torch.float32, copy=True)
-            mask_rows_(logits, *masks)
-        return sampling.sample_rows(logits, temperature, top_k, top_p, min_p, uniform, is_greedy)
+            check_mask_shapes(masks.lines, masks.bits, logits.shape[1])
+        return sampling.sample_rows(logits, temperature, top_k, top_p, min_p, uniform, is_greedy, masks)
 
     # Torch's products read weights as they are; a stack of layers has a rotation of its own.
     pack = staticmethod(reference.pack)

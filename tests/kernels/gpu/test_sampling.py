@@ -268,16 +268,36 @@ def test_masks_forbid_what_the_reference_forbids(case, device):
     torch.testing.assert_close(got.to(CPU), rows, atol=0, rtol=0)
 
 
-def test_masked_rows_get_the_tokens_of_the_reference(device):
-    rows, width = 6, 300
-    logits, uniform = random_logits(rows, width, "plain", torch.bfloat16), torch.rand(rows, dtype=torch.float64)
-    settings = [torch.full((rows,), 0.8), torch.full((rows,), width), torch.ones(rows), torch.zeros(rows), uniform]
-    settings.append(torch.arange(rows) % 3 == 0)
-    bits = torch.randint(-(2**31), 2**31, (3, 10)).to(torch.int32)
-    bits[0] = 0
-    masks = RowMasks(torch.tensor([4, 0, 1]), bits)
+@pytest.mark.axes(
+    dtype=DTYPES,
+    width=[300, 31, 1100],
+    truncation=["none", "top_k", "top_p"],
+    lines=[(4, 0, 1), Void(()), (2,), (5, 4, 3, 2, 1, 0)],
+    layout=LAYOUTS,
+)
+def test_masked_rows_get_the_tokens_of_the_reference(case, device):
+    rows, width = 6, case["width"]
+    logits = random_logits(rows, width, "plain", case["dtype"])
+    top_k = torch.full((rows,), 7 if case["truncation"] == "top_k" else width)
+    top_p = torch.full((rows,), 0.7 if case["truncation"] == "top_p" else 1.0, dtype=torch.float64)
+    uniform = torch.rand(rows, dtype=torch.float64)
+    settings = [torch.full((rows,), 0.8), top_k, top_p, torch.zeros(rows), uniform, torch.arange(rows) % 3 == 2]
+    bits = torch.randint(-(2**31), 2**31, (len(case["lines"]), -(-width // 32))).to(torch.int32)
+    bits[1:2] = 0
+    masks = RowMasks(torch.tensor(case["lines"], dtype=torch.int64), bits)
     expected = reference.sample_rows(logits, *settings, masks)
+    rows_on_device = laid_out(logits, case["layout"], device)
     on_device = RowMasks(masks.lines.to(device), masks.bits.to(device))
-    got = GpuKernels().sample_rows(logits.to(device), *(each.to(device) for each in settings), on_device)
+    settings = [each.to(device) for each in settings]
+    got = sampling.sample_rows(rows_on_device, *settings, on_device, tuning=SMALL_BLOCKS)
     assert got.token_ids.tolist() == expected.token_ids.tolist()
-    assert got.is_invalid.tolist() == expected.is_invalid.tolist() == [False] * 4 + [True, False]
+    assert got.is_invalid.tolist() == expected.is_invalid.tolist()
+    assert got.is_invalid.sum() == (len(case["lines"]) > 1)
+    assert torch.equal(rows_on_device.to(CPU), logits)
+
+
+def test_masks_of_other_shapes_are_refused(device):
+    logits, ones = torch.zeros(2, 40, device=device), torch.ones(2, device=device)
+    masks = RowMasks(torch.tensor([0], device=device), torch.zeros(1, 1, dtype=torch.int32, device=device))
+    with pytest.raises(ValueError, match="need as many masks"):
+        GpuKernels().sample_rows(logits, ones, ones.int(), ones, ones, ones / 2, ones > 0, masks)

@@ -33,6 +33,7 @@ from rayinfer_kernels.gpu.rope_and_write import rope_and_write, write_kv
 from rayinfer_kernels.gpu.sampling.philox import uniform
 from rayinfer_kernels.gpu.sampling.sampling import sample_rows
 from rayinfer_kernels.gpu.skinny_gemm import Norm, skinny_gemm
+from rayinfer_kernels.implementation import RowMasks
 from rayinfer_kernels.layer_stack import PackedLinear
 from rayinfer_kernels.quantized_weight import quantize_float8
 
@@ -145,8 +146,10 @@ def compile_rows(dtype: torch.dtype, width: int, vocab_size: int) -> None:
     moe_combine(x, pairs, pairs.float())
     logits, integers, floats = torch.zeros(2, vocab_size, dtype=dtype), pairs[0], torch.zeros(8, dtype=torch.float64)
     argmax(logits)
-    mask_rows_(torch.zeros(2, vocab_size), pairs[0, :2], torch.zeros(2, -(-vocab_size // 32), dtype=torch.int32))
-    sample_rows(logits, floats, integers, floats, floats, floats, integers)
+    masks = RowMasks(pairs[0, :2], torch.zeros(2, -(-vocab_size // 32), dtype=torch.int32))
+    mask_rows_(torch.zeros(2, vocab_size), *masks)
+    for each in (None, masks):
+        sample_rows(logits, floats, integers, floats, floats, floats, integers, each)
     uniform(integers, integers, integers)
 
 

@@ -1,6 +1,7 @@
 """Token of every row, from its scores and without sorting them: three launches for a step, each one pass at most.
 
-The first finds the best of each part of a row. The second gathers the candidates, tokens above a cut, and weighs the
+The first finds the best of each part of a row, and where masks forbid tokens it writes the row without them, which the
+others read. The second gathers the candidates, tokens above a cut, and weighs the
 others; where nothing is truncated it weighs the row's blocks. The third has a program for each row, which searches the
 candidates for the thresholds of top-k and top-p and draws, or searches the whole row if the candidates do not fit or
 cannot be proven to be enough. Sums are float64 in one fixed order, and quotients and weights are rounded as exactly as
@@ -27,7 +28,7 @@ from rayinfer_kernels.gpu.tuning import (
     SAMPLING_WARPS,
     SamplingTuning,
 )
-from rayinfer_kernels.implementation import SampledRows
+from rayinfer_kernels.implementation import RowMasks, SampledRows
 
 TUNING = SamplingTuning()
 _LOWEST_KEY = tl.constexpr(-(2**31))
@@ -41,6 +42,7 @@ def sample_rows(
     min_p: torch.Tensor,
     uniform: torch.Tensor,
     is_greedy: torch.Tensor,
+    masks: RowMasks | None = None,
     *,
     tuning: SamplingTuning = TUNING,
 ) -> SampledRows:
@@ -61,12 +63,19 @@ def sample_rows(
     best = (buffers["bests"], buffers["ids"])
     found = [buffers[name] for name in ("cuts", "counts", "others", "candidate_ids", "masses")]
     num_maxima, num_blocks, capacity = (buffers[name].shape[-1] for name in ("maxima", "masses", "candidates"))
+    allowed = logits if masks is None else torch.empty((num_rows, width), dtype=logits.dtype, device=logits.device)
+    lines, bits = (token_ids, token_ids.view(1, -1)) if masks is None else (masks.lines, masks.bits)
+    if bits.stride(-1) != 1:
+        bits = bits.contiguous()
     _best_kernel[grid](
         *(logits, *best, buffers["maxima"], logits.stride(0), blocks_per_part),
+        *(allowed, lines, bits, bits.stride(0), len(lines)),
+        num_masks=0 if masks is None else next_power_of_2(max(1, len(lines))),
         num_maxima=num_maxima,
         num_warps=SAMPLING_WARPS,
         **common,
     )
+    logits = allowed
     parts = {"num_blocks": num_blocks, "max_parts": tuning.max_row_parts, "capacity": capacity}
     candidates_kernel[grid](
         *(logits, temperature, top_k, top_p, min_p, is_greedy, *best, buffers["maxima"], *found),
@@ -126,7 +135,7 @@ def _buffers(num_rows: int, width: int, dtype: torch.dtype, tuning: SamplingTuni
     }
 
 
-@triton.jit(do_not_specialize=["blocks_per_part"])
+@triton.jit(do_not_specialize=["blocks_per_part", "num_lines"])
 def _best_kernel(
     logits,
     part_bests,  # [num_rows, num_parts]
@@ -134,8 +143,14 @@ def _best_kernel(
     maxima,  # [num_rows, num_parts, num_maxima]
     row_stride,
     blocks_per_part,
+    allowed,  # [num_rows, width]: the scores with -inf for what masks forbid, written if there are masks
+    lines,  # [num_lines]: the row of each mask
+    bits,  # [num_lines, words]
+    bits_stride,
+    num_lines,
     width: tl.constexpr,
     block: tl.constexpr,
+    num_masks: tl.constexpr,  # a power of two from num_lines on; 0: no masks
     num_maxima: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -147,12 +162,32 @@ def _best_kernel(
     part = row * tl.num_programs(1) + tl.program_id(1)
     first = tl.program_id(1) * blocks_per_part * block
     last = tl.minimum(first + blocks_per_part * block, width)
-    bests, ids = best_by_lane(logits + row * row_stride, first, last, width, block)
+    if num_masks > 0:
+        masks = tl.arange(0, num_masks)
+        mask = tl.max(tl.where(tl.load(lines + masks, mask=masks < num_lines, other=-1) == row, masks, -1), 0)
+        words = bits + mask.to(tl.int64) * bits_stride
+        write_allowed(logits + row * row_stride, allowed + row * width, words, mask, first, last, width, block)
+        tl.debug_barrier()  # what all threads stored is there before one of them reads it
+        bests, ids = best_by_lane(allowed + row * width, first, last, width, block)
+    else:
+        bests, ids = best_by_lane(logits + row * row_stride, first, last, width, block)
     best, token_id = best_of(bests, ids)
     tl.store(part_bests + part, best)
     tl.store(part_ids + part, token_id)
     together = tl.max(tl.reshape(bests, (num_maxima, block // num_maxima)), 1)
     tl.store(maxima + part * num_maxima + tl.arange(0, num_maxima), together.to(maxima.dtype.element_ty))
+
+
+@triton.jit
+def write_allowed(scores, allowed, words, mask, first, last, width, block: tl.constexpr):
+    """Write a part of a row with -inf for what its mask forbids; a negative `mask` is none."""
+    for start in range(first, last, block):
+        columns = start + tl.arange(0, block)
+        is_within = columns < width
+        x = tl.load(scores + columns, mask=is_within).to(tl.float32)
+        word = tl.load(words + (columns >> 5), mask=is_within & (mask >= 0), other=-1)
+        x = tl.where(((word >> (columns & 31)) & 1) != 0, x, float("-inf"))
+        tl.store(allowed + columns, x.to(allowed.dtype.element_ty), mask=is_within)
 
 
 @triton.jit(do_not_specialize=["num_parts"])
