@@ -314,7 +314,7 @@ class Dispatcher:
             raise EngineDead("every engine that tried to compute this request has ended") from None
         self._metrics.stream_migrated(self._model_name)
         reason = "engine leaves" if is_leaving else "engine lost"
-        self._traces.migrated(stream.request_id, engine=engine, reason=reason)
+        self._traces.migrated(stream.request_id, engine=engine, reason=reason, output_tokens=stream.num_output_tokens)
 
     def _start_timers(self, stream: StreamState) -> StreamTimers:
         request = stream.request

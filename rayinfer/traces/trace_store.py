@@ -93,11 +93,11 @@ class TraceStore:
                 stored.trace.record("dispatched", time_s=time_s, prompt=prompt, choice=choice, **details)
             self._note_change(stored)
 
-    def migrated(self, request_id: str, *, engine: str, reason: str) -> None:
-        """Record that a prompt's open choices migrate to another engine."""
+    def migrated(self, request_id: str, *, engine: str, reason: str, output_tokens: int) -> None:
+        """Record that a prompt's open choices migrate to another engine, with the tokens that they have by then."""
         if (stored := self._by_request_id.get(request_id)) is not None:
             prompt = stored.prompts[request_id]
-            stored.trace.record("migrated", prompt=prompt, engine=engine, reason=reason)
+            stored.trace.record("migrated", prompt=prompt, engine=engine, reason=reason, output_tokens=output_tokens)
             self._note_change(stored)
 
     def finished(self, request_id: str, choice: int, reason: FinishReason, output_tokens: int) -> None:

@@ -86,7 +86,6 @@ def check_tools_of_messages(url: str, model: str) -> None:
 
 def check_errors_and_headers_of_messages(url: str, model: str) -> None:
     for status, kind, fields in (
-        (404, "not_found_error", {"model": "unknown"}),
         (400, "invalid_request_error", {"messages": []}),
         (400, "invalid_request_error", {"max_tokens": None}),
         (400, "invalid_request_error", {"tools": [{"type": "bash_20250124", "name": "bash"}]}),
@@ -95,6 +94,7 @@ def check_errors_and_headers_of_messages(url: str, model: str) -> None:
     ):
         error = send(url, model, status, **fields)
         assert (error["type"], error["error"]["type"]) == ("error", kind), error
+    assert send(url, "unknown", 404)["error"]["type"] == "not_found_error"
     answer = httpx.post(url + MESSAGES, content=b"{", headers={"content-type": "application/json"}, trust_env=False)
     assert (answer.status_code, answer.json()["type"]) == (400, "error")
     assert answer.headers["request-id"]
@@ -128,7 +128,7 @@ def check_ollama_lists_and_shows(url: str, model: str) -> None:
 
 
 def check_ollama_streams_by_default(url: str, model: str) -> None:
-    options = {"temperature": 0, "num_predict": 8}
+    options = {"temperature": 0, "num_predict": 4}
     for path, given, text_of in (
         ("/api/chat", {"messages": ASK}, lambda line: line["message"]["content"]),
         ("/api/generate", {"prompt": QUESTION, "system": "Be brief."}, lambda line: line["response"]),
@@ -140,7 +140,7 @@ def check_ollama_streams_by_default(url: str, model: str) -> None:
         assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
         whole = ask("POST", url, path, body=body | {"stream": False})
         assert "".join(map(text_of, lines)) == text_of(whole)
-        assert (whole["done_reason"], whole["eval_count"]) == ("length", 8)
+        assert (whole["done_reason"], whole["eval_count"]) == ("length", 4)
         held = ask("POST", url, path, body=body | {"stream": False, "format": SCHEMA, "options": {"num_predict": 60}})
         assert set(json.loads(text_of(held))) == {"city"}
         assert ask("POST", url, path, 404, body | {"model": "unknown"})["error"] == "model 'unknown' not found"

@@ -103,7 +103,11 @@ class Pictures:
                 yield page, f"{theme}-{width}"
 
     def _take(self, page: Page, name: str) -> None:
-        page.screenshot(path=self._folder / f"{name}.png", full_page=not name.startswith("dialog"))
+        if not name.startswith("dialog"):
+            width, height = page.evaluate("() => [innerWidth, document.documentElement.scrollHeight]")
+            page.set_viewport_size({"width": width, "height": max(900, height)})
+            page.wait_for_timeout(200)
+        page.screenshot(path=self._folder / f"{name}.png")
         for misfit in page.evaluate(MISFITS):
             print(f"{name}: {misfit}", flush=True)
         for each in Axe().run(page).response["violations"]:

@@ -149,14 +149,13 @@ def test_queues_are_listed_by_priority_and_tenant(visit, fake_service, content):
     assert page.locator("main img:not(.preview), main script").count() == 0
 
 
-def test_operators_alone_have_actions(visit, fake_service):
+@pytest.mark.parametrize(("may_operate", "num_actions"), [(False, 0), (True, 2)])
+def test_operators_alone_have_actions(visit, fake_service, may_operate, num_actions):
     page = visit(fake_service).page
-    show_samples(page, model(), may_operate=False)
-    assert page.get_by_role("button", name="Drain").count() == 0
-    page.unroute("**/live")
-    page.reload()
-    show_samples(page, model(), may_operate=True)
-    assert page.get_by_role("button", name="Drain").count() == 2
+    show_samples(page, model(), may_operate=may_operate)
+    page.locator(".engine").nth(1).wait_for()
+    assert page.get_by_role("button", name="Drain").count() == num_actions
+    assert page.get_by_role("button", name="Pause").count() == num_actions // 2
 
 
 def test_nothing_is_done_without_a_confirmation(visit, fake_service):
@@ -211,6 +210,42 @@ def test_hostile_requests_are_shown_as_text(visit, fake_service, content):
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 1280
 
 
+def test_the_trace_of_a_running_request_grows(visit, fake_service):
+    page = visit(fake_service).page
+    events = [{"name": "received", "time_s": START_S, "details": {}}]
+
+    def answer(route):
+        route.fulfill(json={"data": [{"id": "cmpl-1", "model": "fake", "events": events, "num_events_dropped": 0}]})
+
+    page.route("**/trace", answer)
+    page.goto(f"{fake_service}/#requests/cmpl-1")
+    page.locator(".trace tbody tr").wait_for()
+    events.append({"name": "finished", "time_s": START_S + 1, "details": {}})
+    page.locator(".trace tbody tr").nth(1).wait_for()
+
+
+def test_a_waterfall_shows_that_a_lost_engine_has_run(visit, fake_service):
+    page = visit(fake_service).page
+    named = [
+        ("received", {}),
+        ("dispatched", {"engine": "e1", "why": "only"}),
+        ("migrated", {"engine": "e1", "reason": "engine lost", "output_tokens": 57}),
+        ("dispatched", {"engine": "e2", "why": "only"}),
+        ("finished", {}),
+    ]
+    events = [{"name": name, "time_s": START_S + at, "details": details} for at, (name, details) in enumerate(named)]
+    trace = {"id": "cmpl-1", "model": "fake", "events": events, "num_events_dropped": 0}
+    page.route("**/trace", lambda route: route.fulfill(json={"data": [trace]}))
+    page.goto(f"{fake_service}/#requests/cmpl-1")
+    page.locator(".waterfall").wait_for()
+    assert [" ".join(text.split()) for text in page.locator(".phases li").all_inner_texts()] == [
+        "waits in the router 1.00 s",
+        "ran on e1, 57 tokens by then 1.00 s",
+        "migrates from e1 (engine lost) 1.00 s",
+        "sent to e2 (only) 1.00 s",
+    ]
+
+
 def test_a_waterfall_shows_each_phase(visit, fake_service):
     page = visit(fake_service).page
     named = [
@@ -233,7 +268,7 @@ def test_a_waterfall_shows_each_phase(visit, fake_service):
     page.locator(".waterfall").wait_for()
     assert [" ".join(text.split()) for text in page.locator(".phases li").all_inner_texts()] == [
         "waits in the router 1.00 s",
-        "on its way to e1 (most of its prefix is cached) 1.00 s",
+        "sent to e1 (most of its prefix is cached) 1.00 s",
         "waits in the engine 1.00 s",
         "prefill of tokens 64 to 128 1.00 s",
         "computes the first token 1.00 s",
@@ -244,5 +279,5 @@ def test_a_waterfall_shows_each_phase(visit, fake_service):
         "decodes 1.00 s",
     ]
     assert page.locator(".bar-part.stall").count() == 2
-    lefts = page.locator(".bar-part").evaluate_all("(parts) => parts.map((each) => parseFloat(each.style.left))")
+    lefts = page.locator(".bar-part").evaluate_all("(parts) => parts.map((each) => each.getBoundingClientRect().left)")
     assert lefts == sorted(lefts)

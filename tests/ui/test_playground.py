@@ -2,6 +2,7 @@
 
 import ast
 import json
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -90,6 +91,25 @@ def test_the_model_that_is_chosen_answers(visit, fake_models):
         assert sorted(body["model"] for body in bodies) == ["fake", "other"]
 
 
+def test_a_log_stays_at_its_end(visit, fake_models):
+    fake_models["fake"].generator.pieces = ("line\n" * 40, "last")
+    with served(build_app(fake_models, ServiceMetrics())) as url:
+        page = visit(url).page
+        wait_for_models(page)
+        ask(page)
+        page.locator(".figures", has_text="2 tokens").wait_for()
+        below = "(log) => log.scrollHeight - log.scrollTop - log.clientHeight"
+        assert page.locator(".log").evaluate(below) <= 1
+        page.set_viewport_size({"width": 1280, "height": 500})
+        page.wait_for_timeout(300)
+        assert page.locator(".log").evaluate(below) <= 1
+        page.locator(".log").evaluate("(log) => { log.scrollTop = 0; }")
+        page.wait_for_timeout(300)
+        page.set_viewport_size({"width": 1280, "height": 450})
+        page.wait_for_timeout(300)
+        assert page.locator(".log").evaluate("(log) => log.scrollTop") == 0  # as the reader left it
+
+
 def test_escape_stops_an_answer(visit, fake_models):
     generator = fake_models["fake"].generator
     generator.blocks_after = 1
@@ -154,6 +174,37 @@ def test_a_stream_that_fails_says_why_and_keeps_its_text(visit, fake_service):
     page.locator(".figures", has_text="failed").wait_for()
 
 
+def test_a_request_that_fails_leaves_no_empty_answer(visit, fake_service):
+    page = visit(fake_service).page
+    wait_for_models(page)
+    bodies = answer_with(page, CHAT, {"error": {"message": "No.", "code": 500}})
+    ask(page, "First")
+    page.get_by_role("alert").filter(has_text="No.").wait_for()
+    ask(page, "Second")
+    page.locator(".message.user", has_text="Second").wait_for()
+    page.get_by_role("alert").filter(has_text="No.").wait_for()
+    assert [message["content"] for message in bodies[-1]["messages"]] == ["First", "Second"]
+    assert page.locator(".message.assistant").count() == 0
+
+
+def test_models_of_a_service_that_starts_are_awaited(visit, fake_service):
+    page = visit(f"{fake_service}/docs").page
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": []}), times=1)
+    page.get_by_role("link", name="Chat").click()
+    page.locator(".figures", has_text="No model for this view is served yet.").wait_for()
+    wait_for_models(page)
+    assert page.locator(".figures").inner_text() == ""
+
+
+@pytest.mark.parametrize("address", ["#requests/%E0%A4%A", "#constructor", "#toString/x"])
+def test_odd_addresses_show_a_view(visit, fake_service, address):
+    opened = visit(f"{fake_service}/{address}")
+    opened.expected = ("404",)  # there is no such request
+    opened.page.locator("main h1").wait_for(state="attached")
+    opened.page.get_by_role("link", name="API").click()
+    opened.page.get_by_label("Filter paths").wait_for()
+
+
 def test_exports_are_the_request_itself(visit, fake_service):
     page = visit(fake_service).page
     open_more(page)
@@ -162,7 +213,8 @@ def test_exports_are_the_request_itself(visit, fake_service):
     page.get_by_label("Message").focus()
     page.get_by_role("button", name="curl").click()
     shown = page.locator("dialog pre").inner_text()
-    body = json.loads(shown.partition("-d '")[2].removesuffix("'").replace("'\\''", "'"))
+    arguments = shlex.split(shown)  # as a shell reads them
+    body = json.loads(arguments[arguments.index("-d") + 1])
     assert (body["seed"], body["top_k"], body["messages"]) == (3, 5, [{"role": "system", "content": "It's brief."}])
     page.get_by_role("button", name="Close").click()
     page.get_by_role("button", name="Python").click()

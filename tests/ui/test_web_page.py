@@ -123,7 +123,7 @@ def test_the_trace_of_an_answer_is_one_link_away(visit, service):
     page.locator(".trace tbody tr").nth(2).wait_for()
     assert "tiny" in page.locator(".trace h2").inner_text()
     assert page.locator(".waterfall .bar-part.decode").count() == 1
-    assert "on its way to" in page.locator(".phases").inner_text()
+    assert "sent to" in page.locator(".phases").inner_text()
     page.get_by_role("link", name="All recent requests").click()
     page.locator(".trace tbody tr", has_text="length").first.wait_for()
     page.locator(".trace tbody a").first.click()

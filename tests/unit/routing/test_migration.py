@@ -57,6 +57,15 @@ async def test_tokens_before_the_loss_are_delivered_before_the_migration(service
     assert last_request(service, 1).output_token_ids == service.tokenizer.encode("Xlast words")
 
 
+async def test_a_trace_has_the_tokens_that_a_lost_engine_gave(service):
+    stream = await service.start(trace=True)
+    service.engines[0].die(EngineDead("gone"))
+    await read_on(service, stream, engine=1)
+    (migrated,) = [details for name, details in service.trace() if name == "migrated"]
+    given = len(service.tokenizer.encode("X"))
+    assert migrated == {"prompt": None, "engine": "engine-0", "reason": "engine lost", "output_tokens": given}
+
+
 async def test_only_the_choices_that_are_open_go_on(service):
     stream = await service.start(n=3)
     service.say("a/1", "done", "length")

@@ -3,6 +3,7 @@
 import { number } from "./elements.js";
 
 const LEFT = 44, BOTTOM = 18, TOP = 8;
+const COMPACT = new Intl.NumberFormat("en", { notation: "compact" }); // of what is too wide for the left side
 
 export function drawLines(canvas, points, names, marks, { span, factor = 1, digits }) {
   const scale = window.devicePixelRatio || 1;
@@ -29,7 +30,7 @@ export function drawLines(canvas, points, names, marks, { span, factor = 1, digi
   paint.textAlign = "right";
   for (const value of [0, top / 2, top]) {
     paint.beginPath(); paint.moveTo(LEFT, y(value)); paint.lineTo(width - 4, y(value)); paint.stroke();
-    paint.fillText(number(value, top < 4 ? 1 : digits), LEFT - 6, y(value) + 4);
+    paint.fillText(top < 10_000 ? number(value, top < 4 ? 1 : digits) : COMPACT.format(value), LEFT - 6, y(value) + 4);
   }
   paint.textAlign = "left";
   paint.fillText("5 min ago", LEFT, height - 3);

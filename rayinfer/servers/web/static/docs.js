@@ -20,8 +20,9 @@ export function docsView(main) {
 }
 
 function operationElement({ path, method, operation }, document_) {
+  const about = (operation.description ?? operation.summary ?? "").split("\n")[0];
   const details = el("details", {}, el("summary", {}, el("span", { class: `method ${method}` }, method), " ", el("code", {}, path), " ",
-    el("span", { class: "muted" }, (operation.description ?? operation.summary ?? "").split("\n")[0])));
+    about === `${method} ${path}.` ? null : el("span", { class: "muted" }, about)));
   details.addEventListener("toggle", () => {
     if (!details.open || details.children.length > 1) return;
     const content = operation.requestBody?.content ?? {};

@@ -25,9 +25,11 @@ export async function followLive(onSample, onTrouble, signal) {
 
 async function read(onSample, onTrouble, signal) {
   while (!signal.aborted) {
+    const began = performance.now();
     let pause = 0;
     try {
       for await (const sample of events(await call("live", { signal }))) onSample(sample);
+      if (performance.now() - began < RETRY_MS) pause = RETRY_MS; // a proxy that passes no stream on, say
     } catch (error) {
       if (signal.aborted) return;
       onTrouble(error.status ? error.message : "The service is unreachable; connecting again…");

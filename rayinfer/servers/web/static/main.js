@@ -13,13 +13,17 @@ let leave = () => {};
 function show() {
   leave();
   const [name, argument] = location.hash.slice(1).split("/", 2);
-  const known = name in views ? name : location.pathname.endsWith("/docs") ? "docs" : "chat";
+  const known = Object.hasOwn(views, name) ? name : location.pathname.endsWith("/docs") ? "docs" : "chat";
   for (const link of document.querySelectorAll("nav a")) {
     if (link.getAttribute("href") === `#${known}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
   main.replaceChildren();
-  leave = views[known](main, argument === undefined ? "" : decodeURIComponent(argument)) ?? (() => {});
+  leave = views[known](main, decoded(argument ?? "")) ?? (() => {});
+}
+
+function decoded(text) {
+  try { return decodeURIComponent(text); } catch { return text; }
 }
 
 // With a <base>, "#chat" would lead to the base's path: views change in place instead.
@@ -32,12 +36,13 @@ document.addEventListener("click", (click) => {
 window.addEventListener("hashchange", () => { show(); main.focus({ preventScroll: true }); });
 
 const root = document.documentElement;
-const saved = localStorage.getItem("theme");
+let saved = null;
+try { saved = localStorage.getItem("theme"); } catch { /* this browser keeps nothing */ }
 if (saved) root.dataset.theme = saved;
 document.getElementById("theme").addEventListener("click", () => {
   const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = isDark ? "light" : "dark";
-  localStorage.setItem("theme", root.dataset.theme);
+  try { localStorage.setItem("theme", root.dataset.theme); } catch { /* nor this */ }
 });
 const key = document.getElementById("key");
 document.getElementById("key-form").addEventListener("submit", (submit) => submit.preventDefault());

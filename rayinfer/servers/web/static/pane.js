@@ -33,6 +33,7 @@ export function pane(opened, { onChange = () => {} } = {}) {
   let abort = null, isAtEnd = true;
   // Noted as it is scrolled: to ask in each frame would lay the page out twice.
   log.addEventListener("scroll", () => { isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_END_PX; }, { passive: true });
+  new ResizeObserver(() => { if (isAtEnd) log.scrollTop = END_PX; }).observe(log);
   system.addEventListener("change", () => { conversation.system = system.value; onChange(conversation); });
 
   const body = () => {
@@ -120,8 +121,11 @@ export function pane(opened, { onChange = () => {} } = {}) {
     cancelAnimationFrame(frame);
     abort = null;
     draw();
+    const isEmpty = ["stopped", "failed"].includes(progress.note) && !message.content && !message.reasoning && !message.tool_calls;
+    if (isEmpty) mine.messages.splice(mine.messages.indexOf(message), 1); // later requests have no empty answer
     onChange(mine);
     if (mine !== conversation) return; // another one was opened meanwhile
+    if (isEmpty) show();
     if (failure) fail(failure);
     if (message.tool_calls) askForResults(message);
   }
@@ -142,14 +146,11 @@ export function pane(opened, { onChange = () => {} } = {}) {
       while (conversation.messages.length && conversation.messages.at(-1).role === "assistant") conversation.messages.pop();
       if (conversation.messages.length) answer();
     },
-    async start() {
-      clear();
-      try {
-        if (!await controls.load()) figures.textContent = "No model that generates text is served yet.";
-      } catch (error) { figures.textContent = error.message; }
-    },
+    start() { clear(); controls.load(figures); },
   };
 }
+
+function counted(count, noun) { return `${count} ${noun}${count === 1 ? "" : "s"}`; }
 
 function parsed(area, name) {
   if (!area.value.trim()) return null;
@@ -239,7 +240,7 @@ function progressOf(figures) {
       const tokens = usage?.completion_tokens ?? count;
       const elapsed = (latest - (first ?? started)) / 1000;
       const rate = tokens > 1 && elapsed > 0 ? `${number((tokens - 1) / elapsed, 1)} tokens/s` : "";
-      setText(text, [first && `first token after ${seconds((first - started) / 1000)}`, tokens && `${tokens} tokens`, rate,
+      setText(text, [first && `first token after ${seconds((first - started) / 1000)}`, tokens && counted(tokens, "token"), rate,
         usage && `${usage.prompt_tokens} in the prompt`, usage?.prompt_tokens_details?.cached_tokens && `${usage.prompt_tokens_details.cached_tokens} of them cached`,
         this.note].filter(Boolean).join(" · "));
     },

@@ -15,10 +15,26 @@ export function requestsView(main, id) {
   main.append(el("h1", {}, "Requests"),
     el("div", { class: "row" }, input, button("Show", search, { class: "primary" }), id ? el("a", { href: "#requests" }, "All recent requests") : null), result);
   if (!id) return recentRequests(result);
-  readJson(`v1/requests/${encodeURIComponent(id)}/trace`)
-    .then(({ data }) => result.append(...data.map(waterfall)))
-    .catch((error) => result.append(alertLine(error.message)));
-  return () => {};
+  return oneRequest(result, id);
+}
+
+// A request's traces, read again until it has finished.
+function oneRequest(result, id) {
+  let timer = 0, isOver = false, shown = "";
+  const refresh = async () => {
+    try {
+      const { data } = await readJson(`v1/requests/${encodeURIComponent(id)}/trace`);
+      const now = JSON.stringify(data);
+      if (!isOver && now !== shown) result.replaceChildren(...data.map(waterfall));
+      shown = now;
+      const isFinished = data.every((trace) => trace.events.at(-1)?.name === "finished");
+      if (!isOver && !isFinished) timer = setTimeout(refresh, REFRESH_MS);
+    } catch (error) {
+      if (!isOver) result.replaceChildren(alertLine(error.message));
+    }
+  };
+  refresh();
+  return () => { isOver = true; clearTimeout(timer); };
 }
 
 function recentRequests(result) {

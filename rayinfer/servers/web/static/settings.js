@@ -1,8 +1,9 @@
 // Model choice and sampling settings; what is left empty is the model's default, which the fields show.
 
 import { modelsThat } from "./api.js";
-import { el, field } from "./elements.js";
+import { el, field, setText } from "./elements.js";
 
+const RETRY_MS = 2000;
 const NUMBERS = [
   ["temperature", "Temperature", { min: 0, max: 2, step: 0.1 }],
   ["top_p", "Top p", { min: 0, max: 1, step: 0.05 }],
@@ -31,19 +32,35 @@ export function settings({ tasks = ["generate"], onModel = () => {} } = {}) {
     for (const [name, input] of Object.entries(inputs)) input.placeholder = String(defaults[name] ?? NEUTRAL[name]);
     onModel(chosen());
   };
+  const list = async () => {
+    models = await modelsThat(...tasks);
+    const before = model.value;
+    model.replaceChildren(...models.map((each) => el("option", { value: each.id }, each.id)));
+    if (models.some((each) => each.id === before)) model.value = before;
+    showDefaults();
+  };
   model.addEventListener("change", showDefaults);
   const fields = (numbers) => numbers.map(([name, label]) => field(label, inputs[name]));
   const element = el("div", { class: "settings" }, field("Model", model), fields(NUMBERS));
   const more = el("div", { class: "settings" }, fields(MORE_NUMBERS), field("Stop text", stop));
   return {
     element, more,
-    async load() {
-      models = await modelsThat(...tasks);
-      const before = model.value;
-      model.replaceChildren(...models.map((each) => el("option", { value: each.id }, each.id)));
-      if (models.some((each) => each.id === before)) model.value = before;
-      showDefaults();
-      return models.length;
+    // Lists the models, again and again while there are none: a service that starts has none yet.
+    async load(notice) {
+      do {
+        let text = "";
+        try {
+          await list();
+          if (!models.length) text = "No model for this view is served yet.";
+        } catch (error) {
+          setText(notice, error.message);
+          if (error.status < 500) return; // the key may not
+          text = error.message;
+        }
+        setText(notice, text);
+        if (!text) return;
+        await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+      } while (element.isConnected);
     },
     isImageModel: () => Boolean(chosen()?.tasks?.includes("classify_images")),
     values() {

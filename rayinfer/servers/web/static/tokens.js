@@ -49,7 +49,7 @@ export function tokensView(main) {
           token, logprob: logprobs.token_logprobs[place], top: logprobs.top_logprobs?.[place] ?? {} }));
       }
       const mean = tokens.reduce((sum, each) => sum + each.logprob, 0) / (tokens.length || 1);
-      figures.textContent = tokens.length ? `${tokens.length} tokens · perplexity ${number(Math.exp(-mean), 2)} · ` +
+      figures.textContent = tokens.length ? `${tokens.length} token${tokens.length === 1 ? "" : "s"} · perplexity ${number(Math.exp(-mean), 2)} · ` +
         `first after ${seconds((first - started) / 1000)} · ${number((tokens.length - 1) / ((performance.now() - first) / 1000), 1)} tokens/s` : "No token came.";
     } catch (error) {
       if (error.name !== "AbortError") figures.textContent = error.message;
@@ -65,7 +65,7 @@ export function tokensView(main) {
     output, el("p", { class: "legend" }, "Probability: ", ["under 10 %", "under 50 %", "under 90 %", "90 % and over"].map((label, index) =>
       el("span", { class: `token p${index}` }, label))),
     panel, figures);
-  controls.load().catch((error) => { figures.textContent = error.message; });
+  controls.load(figures);
   return () => abort?.abort();
 }
 

@@ -23,7 +23,7 @@ export function waterfall(trace) {
 function laneElement({ label, bars }, start, span) {
   const track = el("div", { class: "track" }, bars.map((bar) => {
     const part = el("span", { class: `bar-part ${bar.kind}`, title: `${bar.text}: ${seconds(bar.to - bar.from)}`, role: "img", "aria-label": `${bar.text}: ${seconds(bar.to - bar.from)}` });
-    part.style.left = `${100 * (bar.from - start) / span}%`;
+    part.style.left = `min(${100 * (bar.from - start) / span}%, 100% - 2px)`; // short ones at the end stay visible
     part.style.width = `${100 * Math.max(0, bar.to - bar.from) / span}%`;
     return part;
   }));
@@ -62,10 +62,13 @@ function take(lane, { name, time_s: time, details }) {
     lane.next = lane.hasTokens ? ["decode", "decodes"] : ["prefill", "computes the first token"];
     return;
   }
+  // A lost engine's own events are lost with it.
+  if (name === "migrated" && details.output_tokens && lane.isSent) lane.next = ["decode", `ran on ${details.engine}, ${number(details.output_tokens)} tokens by then`];
   if (lane.next) close(lane, time);
+  lane.isSent = name === "dispatched";
   lane.hasTokens ||= name === "first_token";
   lane.next = {
-    dispatched: ["queue", `on its way to ${details.engine} (${details.why})`],
+    dispatched: ["queue", `sent to ${details.engine} (${details.why})`],
     queued: ["queue", "waits in the engine"],
     admitted: ["prefill", `prefill, ${details.cached_tokens ?? 0} tokens cached`],
     first_token: ["decode", "decodes"],

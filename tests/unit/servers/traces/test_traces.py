@@ -151,7 +151,7 @@ async def test_recent_requests_are_listed_without_texts(client, generator, trace
         TraceEvent("preempted", start + 1.5, {}),
     ]
     traces.dispatched(request_id, [0], engine="e1", why="free", attempt=0)
-    traces.migrated(request_id, engine="e1", reason="engine lost")
+    traces.migrated(request_id, engine="e1", reason="engine lost", output_tokens=2)
     traces.add_engine_events(request_id, 0, events)
     assert [each["state"] for each in await listed(client)] == ["running", "queued"]
     traces.finished(request_id, 0, "stop", 7)

@@ -4,7 +4,7 @@ import pytest
 
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import EngineStats
-from rayinfer.servers.web.live import OTHER_TENANTS, LiveSamples, Viewer
+from rayinfer.servers.web.live import MAX_QUEUE_ROWS, OTHER_TENANTS, LiveSamples, Viewer
 
 TINY = Viewer(frozenset({"org/tiny"}), None, may_operate=False)
 
@@ -83,6 +83,14 @@ async def test_the_queue_names_only_tenants_that_the_viewer_may_see(metrics, sam
     ]
     own = read(await samples.latest(TINY._replace(tenant="alice")))["models"]["org/tiny"]["queue"]
     assert [(row["tenant"], row["waiting"]) for row in own] == [("alice", 2), (OTHER_TENANTS, 3), (OTHER_TENANTS, 1)]
+
+
+async def test_the_rest_of_a_long_queue_is_added_up(metrics, samples):
+    for number in range(MAX_QUEUE_ROWS + 5):
+        metrics.queued_by("org/tiny")[f"tenant-{number}", 2] = 100 - number
+    rows = read(await samples.latest(TINY))["models"]["org/tiny"]["queue"]
+    assert len(rows) == MAX_QUEUE_ROWS + 1
+    assert {row["tenant"]: row["waiting"] for row in rows}[OTHER_TENANTS] == sum(range(76, 81))
 
 
 async def test_scaling_decisions_come_with_their_reasons(models, metrics):
