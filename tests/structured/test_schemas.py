@@ -38,7 +38,7 @@ def test_answers_of_the_embedded_model_validate_or_end_by_length(results_file):
 
 @pytest.mark.structured
 def test_answers_of_the_embedded_model_are_the_same_under_150_preemptions():
-    prompts, params = requests_of(2, 64)
+    prompts, params = requests_of(4, 64)  # about one preemption each
     with LLM(MODEL, max_num_seqs=16, num_kv_blocks=512) as llm:
         expected = [output.outputs[0].text for output in llm.generate(prompts, params, use_tqdm=False)]
     with LLM(MODEL, max_num_seqs=16, num_kv_blocks=24) as llm:
