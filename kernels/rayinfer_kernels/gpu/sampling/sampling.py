@@ -64,15 +64,10 @@ def sample_rows(
     found = [buffers[name] for name in ("cuts", "counts", "others", "candidate_ids", "masses")]
     num_maxima, num_blocks, capacity = (buffers[name].shape[-1] for name in ("maxima", "masses", "candidates"))
     allowed = logits if masks is None else torch.empty((num_rows, width), dtype=logits.dtype, device=logits.device)
-    lines, bits = (token_ids, token_ids.view(1, -1)) if masks is None else (masks.lines, masks.bits)
-    if bits.stride(-1) != 1:
-        bits = bits.contiguous()
+    masks_of_rows, num_masks = _mask_arguments(masks, token_ids)
     _best_kernel[grid](
-        *(logits, *best, buffers["maxima"], logits.stride(0), blocks_per_part),
-        *(allowed, lines, bits, bits.stride(0), len(lines)),
-        num_masks=0 if masks is None else next_power_of_2(max(1, len(lines))),
-        num_maxima=num_maxima,
-        num_warps=SAMPLING_WARPS,
+        *(logits, *best, buffers["maxima"], logits.stride(0), blocks_per_part, allowed, *masks_of_rows),
+        **{"num_masks": num_masks, "num_maxima": num_maxima, "num_warps": SAMPLING_WARPS},
         **common,
     )
     logits = allowed
@@ -99,6 +94,14 @@ def sample_rows(
         **common,
     )
     return SampledRows(token_ids, is_invalid)
+
+
+def _mask_arguments(masks: RowMasks | None, unused: torch.Tensor) -> tuple[tuple[torch.Tensor | int, ...], int]:
+    """Return the kernel's lines, bits, their stride and number, and its constant `num_masks`."""
+    if masks is None:
+        return (unused, unused, 0, 0), 0
+    lines, bits = masks.lines, masks.bits if masks.bits.stride(-1) == 1 else masks.bits.contiguous()
+    return (lines, bits, bits.stride(0), len(lines)), next_power_of_2(max(1, len(lines)))
 
 
 def sampling_bytes(num_rows: int, vocab_size: int) -> int:
