@@ -1,6 +1,7 @@
 """`rayinfer plan`: memory, times and number of engines for a model, a device and objectives."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,6 +58,16 @@ def plan(
         raise ConfigError(f"give one model: MODEL is {model!r}, --model {named_model!r}")
     model = model or named_model or DEFAULT_MODEL
     _check_names(quantization, kv_cache_dtype, dtype)
+    _check_devices(
+        gpu == CPU,
+        of_cards={
+            "--tensor-parallel-size": None if tensor_parallel_size == 1 else tensor_parallel_size,
+            "--memory-gb": memory_gb,
+            "--bandwidth-gb-s": bandwidth_gb_s,
+            "--tflops": tflops,
+        },
+        of_processors={"--threads": threads},
+    )
     footprint = footprint_of(model, dtype=dtype, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
     if gpu == CPU:
         hardware = measure_cpu(threads)
@@ -77,6 +88,18 @@ def plan(
         typer.echo(json.dumps(made.as_json() | {"compared": compared}, indent=2))
     else:
         _echo_tables(made, times)
+
+
+def _check_devices(
+    is_cpu: bool, of_cards: Mapping[str, float | None], of_processors: Mapping[str, float | None]
+) -> None:
+    """Refuse options that would change nothing."""
+    from rayinfer.errors import ConfigError
+
+    unused, device = (of_cards, "processor, which is measured") if is_cpu else (of_processors, "card")
+    for option, value in unused.items():
+        if value is not None:
+            raise ConfigError(f"{option} {value:g} does not apply to a {device}: leave it out, or change --gpu")
 
 
 def _check_names(quantization: str | None, kv_cache_dtype: str, dtype: str) -> None:
