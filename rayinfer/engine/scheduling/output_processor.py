@@ -69,9 +69,7 @@ class OutputProcessor:
             deltas.append(delta)
         return deltas
 
-    def _last_delta(
-        self, request: Request, delta: TokenDelta, reason: FinishReason, error: str | None
-    ) -> TokenDelta:
+    def _last_delta(self, request: Request, delta: TokenDelta, reason: FinishReason, error: str | None) -> TokenDelta:
         self._finish(request, reason)
         token_ids = delta.token_ids
         if reason == "error":
