@@ -43,9 +43,9 @@ def compile_grammar(
     limits = LLParserLimits(**LIMITS, verbose_errors=False)  # type: ignore[arg-type]
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
     # Some limits are only met by a mask, or behind the tokens that every answer begins with.
-    error = _error_at(matcher) or _error_at(_after_forced_tokens(matcher))
-    if error is not None:
-        raise _refusal(spec, error)
+    problem = _error_at(matcher) or _error_at(_after_forced_tokens(matcher))
+    if problem is not None:
+        raise _refusal(spec, problem)
     return matcher
 
 
