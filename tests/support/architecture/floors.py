@@ -14,6 +14,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.liveness",
         "rayinfer.progress_bar",
         "rayinfer.entry_points",
+        "rayinfer.setting_names",
     ),
     (
         "rayinfer.attention",
