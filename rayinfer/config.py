@@ -250,7 +250,7 @@ def describe_validation_error(error: ValidationError, kind: type[BaseModel] | No
 
 def _in_words(finding: ErrorDetails, kind: type[BaseModel] | None) -> str:
     if kind is not None and finding["type"] == "extra_forbidden":
-        return unknown_setting(kind, finding["loc"])
+        return unknown_setting(kind, finding)
     message = finding["msg"].removeprefix("Value error, ")  # pydantic's prefix of what our own checks raise
     if not finding["loc"]:
         return f"settings: {message}"

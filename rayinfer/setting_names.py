@@ -1,11 +1,13 @@
 """Names of settings: messages for unknown ones."""
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
+
+from rayinfer.errors import shown
 
 
 def first_finding(error: ValidationError) -> ErrorDetails:
@@ -14,13 +16,15 @@ def first_finding(error: ValidationError) -> ErrorDetails:
     return next((each for each in findings if each["type"] == "extra_forbidden"), findings[0])
 
 
-def unknown_setting(kind: type[BaseModel], where: Sequence[int | str]) -> str:
+def unknown_setting(kind: type[BaseModel], finding: ErrorDetails) -> str:
     """Say that a model of settings has no such one, and which name of it comes nearest."""
-    *outer, name = where
+    where = ".".join(map(str, finding["loc"]))
+    *outer, name = finding["loc"]
     for part in outer:
         field = kind.model_fields.get(str(part))
         kind = next(_models(field.annotation if field else None), kind)
-    return f"{'.'.join(map(str, where))}: there is no such setting{nearest_name(str(name), kind.model_fields)}"
+    hint = nearest_name(str(name), kind.model_fields)
+    return f"{where}: there is no such setting, got {shown(finding['input'])}{hint}"
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:

@@ -92,7 +92,7 @@ def batch_job(**settings: Any) -> BatchJob:
         found = first_finding(error)
         name = ".".join(map(str, found["loc"]))
         if found["type"] == "extra_forbidden":
-            raise ConfigError(unknown_setting(BatchJob, found["loc"])) from None
+            raise ConfigError(unknown_setting(BatchJob, found)) from None
         value = "" if found["type"] == "missing" else f", got {shown(found['input'])}"
         raise ConfigError(f"{name}: {found['msg']}{value}") from None
 

@@ -164,7 +164,7 @@ def _checked(kind: type[Settings], given: dict[str, Any]) -> Settings:
     except ValidationError as error:
         found = first_finding(error)
         if found["type"] == "extra_forbidden":
-            raise ConfigError(unknown_setting(kind, found["loc"])) from None
+            raise ConfigError(unknown_setting(kind, found)) from None
         where = ".".join(str(part) for part in found["loc"] if part not in ("int", "str"))
         reason = found["msg"].removeprefix("Value error, ")
         value = "" if found["type"] in ("value_error", "missing") else f", got {shown(found['input'])}"

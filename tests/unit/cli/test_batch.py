@@ -149,11 +149,19 @@ def test_another_configuration_is_taken_before_the_first_checkpoint_and_never_on
 @pytest.mark.parametrize(
     ("settings", "options", "message"),
     [
-        ("engin: {}", (), "engin: there is no such setting; did you mean engine?"),
-        ("parameters: {checkpointing: {period_row: 3}}", (), "checkpointing.period_row: there is no such setting; did"),
-        ("parameters: {profiling: {trace_dir: t}}", (), "profiling.trace_dir: there is no such setting; did you mean"),
-        ("engine: {dtyp: float32}", (), "dtyp: there is no such setting; did you mean dtype?"),
-        ("xylophone: 1", (), "xylophone: there is no such setting\n"),
+        ("engin: {}", (), "engin: there is no such setting, got {}; did you mean engine?"),
+        (
+            "parameters: {checkpointing: {period_row: 3}}",
+            (),
+            "checkpointing.period_row: there is no such setting, got 3; did",
+        ),
+        (
+            "parameters: {profiling: {trace_dir: t}}",
+            (),
+            "profiling.trace_dir: there is no such setting, got 't'; did you",
+        ),
+        ("engine: {dtyp: float32}", (), "dtyp: there is no such setting, got 'float32'; did you mean dtype?"),
+        ("xylophone: 1", (), "xylophone: there is no such setting, got 1\n"),
         ("sampling: {temprature: 1}", (), "sampling: unknown names temprature; did you mean temperature?"),
         ("1: 2", (), "must hold names and values"),
         ("parameters: {checkpointing: [2]}", ("--checkpoint-rows", "2"), "checkpointing: must hold names and values"),
