@@ -153,12 +153,12 @@ def test_another_configuration_is_taken_before_the_first_checkpoint_and_never_on
         (
             "parameters: {checkpointing: {period_row: 3}}",
             (),
-            "checkpointing.period_row: there is no such setting, got 3; did",
+            "checkpointing.period_row: there is no such setting, got 3",
         ),
         (
             "parameters: {profiling: {trace_dir: t}}",
             (),
-            "profiling.trace_dir: there is no such setting, got 't'; did you",
+            "profiling.trace_dir: there is no such setting, got 't'",
         ),
         ("engine: {dtyp: float32}", (), "dtyp: there is no such setting, got 'float32'; did you mean dtype?"),
         ("xylophone: 1", (), "xylophone: there is no such setting, got 1\n"),
