@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rayinfer.errors import (
     AuthenticationFailed,
     EngineDead,
+    GenerationRefused,
     HeadersTooLarge,
     NotReady,
     NotSupported,
@@ -46,6 +47,7 @@ class ErrorKind:
 ERROR_KINDS: Mapping[type[BaseException], ErrorKind] = {
     RequestError: ErrorKind(400, "invalid_request_error"),
     PromptTooLong: ErrorKind(400, "invalid_request_error", "context_length_exceeded"),
+    GenerationRefused: ErrorKind(422, "invalid_request_error", "generation_refused"),
     PredictionFailed: ErrorKind(422, "invalid_request_error", "prediction_failed"),
     AuthenticationFailed: ErrorKind(401, "invalid_request_error", "invalid_api_key"),
     OperationRefused: ErrorKind(409, "conflict_error", "operation_refused"),

@@ -166,6 +166,10 @@ class RequestFailed(RayinferError):
     """The engine could not finish this one request; others are unharmed."""
 
 
+class GenerationRefused(RequestError):
+    """A request whose answer cannot be completed, for what it asks itself; others are unharmed."""
+
+
 class PredictionFailed(RequestError):
     """An input that the model cannot compute; others are unharmed."""
 

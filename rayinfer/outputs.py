@@ -52,6 +52,7 @@ class CompletionOutput:
     logprobs: list[TokenLogprobs] | None = None  # of token_ids, if requested
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop id or stop string that ended it; None for the end-of-text token
+    error: str | None = None  # what the request itself is to be blamed for, where it ended with "error"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -74,7 +75,7 @@ class RequestOutput:
 class CompletionAggregate:
     """One choice of a request, aggregated from the outputs of a stream."""
 
-    __slots__ = ("finish_reason", "logprobs", "stop_reason", "texts", "token_ids")
+    __slots__ = ("error", "finish_reason", "logprobs", "stop_reason", "texts", "token_ids")
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -82,6 +83,7 @@ class CompletionAggregate:
         self.logprobs: list[TokenLogprobs] = []
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
+        self.error: str | None = None
 
     def add(self, output: CompletionOutput) -> None:
         """Append what is new of the choice."""
@@ -89,6 +91,7 @@ class CompletionAggregate:
         self.token_ids += output.token_ids
         self.logprobs += output.logprobs or ()
         self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
+        self.error = output.error
 
 
 class OutputAggregate:
@@ -118,6 +121,7 @@ class OutputAggregate:
                 logprobs=list(choice.logprobs) or None,
                 finish_reason=choice.finish_reason,
                 stop_reason=choice.stop_reason,
+                error=choice.error,
             )
             for index, choice in enumerate(self.choices)
         ]
@@ -137,6 +141,7 @@ class TokenDelta(NamedTuple):
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # of all the prompt, once, by the first token
     trace: list[TraceEvent] | None = None  # the engine's events of a traced request, with its end
     prediction: PredictionOutput | None = None  # with the end of a request to a predictor, which has no tokens
+    error: str | None = None  # with the end "error" that the request itself is to be blamed for; written for clients
 
 
 class Credits(NamedTuple):

@@ -1,7 +1,6 @@
 """Grammars of the rows that have one: the state of each answer, and the masks of the tokens that may follow."""
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from rayinfer.decoding.device_copy import HostCopy, copy_to_device
 from rayinfer.errors import InvalidParameter
+from rayinfer.grammars.compilation import reason
 from rayinfer.grammars.compiler import GrammarCompiler
 from rayinfer.grammars.spec import StructuredOutputsParams
 from rayinfer_kernels import ops
@@ -41,6 +41,7 @@ class GrammarRows:
         self._device = device
         self._num_words = -(-vocab_size // 32)
         self._matchers: dict[int, LLMatcher | None] = {}  # None: no token is allowed
+        self._errors: dict[int, str] = {}  # of rows whose grammar allows no token
         self._unread: list[_Sampled] = []
         self._bits = np.zeros((0, self._num_words), np.int32)
         self._executor: LLExecutor | None = None
@@ -54,7 +55,7 @@ class GrammarRows:
             matcher = self._compiler.matcher(spec)
         except InvalidParameter as error:
             _logger.error("a grammar that was checked does not compile: %s", error)
-            self._matchers[row] = None
+            self._matchers[row], self._errors[row] = None, error.message
             return
         if len(output):
             matcher.consume_tokens(output.tolist())
@@ -63,15 +64,22 @@ class GrammarRows:
     def remove_row(self, row: int) -> None:
         """Forget the grammar of `row`, if it has one."""
         self._matchers.pop(row, None)
+        self._errors.pop(row, None)
 
     def masks(self, rows: npt.NDArray[np.integer]) -> ops.RowMasks:
         """Compute the masks of those of `rows` that have a grammar, valid until the next call."""
         self._consume_sampled()
         lines = self._lines(rows)
-        bits = self._filled([self._matchers[int(rows[line])] for line in lines])
+        bits = self._filled(rows[lines])
         # On a CPU the masks are read where they were computed.
         on_device = torch.from_numpy(bits) if self._device.type == "cpu" else copy_to_device(bits, self._device)
         return ops.RowMasks(copy_to_device(lines, self._device), on_device)
+
+    def errors_of(self, rows: npt.NDArray[np.integer]) -> dict[int, str] | None:
+        """Return why those of `rows` that are invalid by their grammars are so; None where none is."""
+        if not self._errors:
+            return None
+        return {row: self._errors[row] for row in rows.tolist() if row in self._errors}
 
     def record(self, rows: npt.NDArray[np.integer], token_ids: Tensor) -> None:
         """Record the tokens just chosen, int64 [len(rows)]."""
@@ -102,7 +110,8 @@ class GrammarRows:
             self._executor = LLExecutor(num_threads=torch.get_num_threads())
         return self._executor
 
-    def _filled(self, matchers: Sequence[LLMatcher | None]) -> npt.NDArray[np.int32]:
+    def _filled(self, rows: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
+        matchers = [self._matchers[row] for row in rows.tolist()]
         if len(self._bits) < len(matchers):
             self._bits = np.zeros((len(matchers), self._num_words), np.int32)
         masks = self._bits[: len(matchers)]
@@ -117,6 +126,7 @@ class GrammarRows:
             self._threads().unsafe_compute_mask_ptr(pairs, masks.ctypes.data, row_bytes, len(matchers))
         for matcher, index in pairs:
             if matcher.is_error():
-                _logger.error("a structured output ends early: %.200s", matcher.get_error())
+                error = self._errors[int(rows[index])] = f"the grammar meets a limit: {reason(matcher.get_error())}"
+                _logger.warning("a structured output ends early: %.200s", error)
                 masks[index] = 0
         return masks

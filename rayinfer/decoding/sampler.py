@@ -37,6 +37,7 @@ class Sampled:
     is_invalid: Tensor  # bool [rows]: no token could be chosen, so the token id (0) means nothing
     scored_lines: npt.NDArray[np.int64]  # rows of the batch whose requests asked for logprobs
     logprobs: LogprobsTensors | None  # of their tokens, by the unmodified logits; None if none did
+    errors: dict[int, str] | None = None  # by row: why its grammar leaves no token
 
 
 class SamplingTensors(NamedTuple):
@@ -199,6 +200,7 @@ class Sampler:
             self._rules.record(rows, token_ids)
         if self._grammars is not None and masks is not None:
             self._grammars.record(rows, token_ids)
+            return Sampled(token_ids, is_invalid, scored, logprobs, self._grammars.errors_of(rows))
         return Sampled(token_ids, is_invalid, scored, logprobs)
 
     def plain_settings(self, rows: RowNumbers, positions: RowNumbers) -> RowSettings | None:

@@ -23,6 +23,7 @@ LIMITS = {
     "max_grammar_size": 100_000,
     "max_items_in_row": 1_000,
 }
+_LIMITS_BY_WORDS = {"items; max is": "max_items_in_row"}  # where a message does not name the limit
 NICENESS = 10
 _MAX_MESSAGE_CHARS = 400
 
@@ -41,11 +42,32 @@ def compile_grammar(
         raise _refusal(spec, str(error)) from None
     limits = LLParserLimits(**LIMITS, verbose_errors=False)  # type: ignore[arg-type]
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
-    if not matcher.is_error():
-        matcher.compute_bitmask()  # some limits are only met here
-    if matcher.is_error():
-        raise _refusal(spec, matcher.get_error())
+    # Some limits are only met by a mask, or behind the tokens that every answer begins with.
+    problem = _error_at(matcher) or _error_at(_after_forced_tokens(matcher))
+    if problem is not None:
+        raise _refusal(spec, problem)
     return matcher
+
+
+def _error_at(matcher: LLMatcher) -> str | None:
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    return matcher.get_error() if matcher.is_error() else None
+
+
+def _after_forced_tokens(matcher: LLMatcher) -> LLMatcher:
+    ahead = matcher.deep_copy()
+    ahead.consume_tokens(ahead.compute_ff_tokens())
+    return ahead
+
+
+def reason(message: str) -> str:
+    """Return llguidance's message in one line, with the limits that it is about."""
+    names = [name for name in LIMITS if name in message or name.replace("_", " ") in message]
+    names += [name for words, name in _LIMITS_BY_WORDS.items() if words in message]
+    limits = "".join(f" (limit {name}: {LIMITS[name]})" for name in names)
+    text = " ".join(message.replace("<non-verbose/>", "").split()).removeprefix("{ ")
+    return text[:_MAX_MESSAGE_CHARS] + limits
 
 
 def grammar_digest(spec: StructuredOutputsParams) -> bytes:
@@ -74,7 +96,4 @@ def _lower_priority() -> None:
 
 
 def _refusal(spec: StructuredOutputsParams, message: str) -> InvalidParameter:
-    names = [name for name in LIMITS if name in message or name.replace("_", " ") in message]
-    limits = "".join(f" (limit {name}: {LIMITS[name]})" for name in names)
-    reason = " ".join(message.split())[:_MAX_MESSAGE_CHARS]
-    return InvalidParameter(f"structured_outputs.{spec.kind}: {reason}{limits}", "structured_outputs")
+    return InvalidParameter(f"structured_outputs.{spec.kind}: {reason(message)}", "structured_outputs")

@@ -99,4 +99,5 @@ def join_deltas(first: TokenDelta, second: TokenDelta) -> TokenDelta:
         stop_reason=second.stop_reason,
         num_cached_tokens=max(first.num_cached_tokens, second.num_cached_tokens),
         prompt_logprobs=first.prompt_logprobs if second.prompt_logprobs is None else second.prompt_logprobs,
+        error=second.error,
     )

@@ -22,6 +22,7 @@ class _Choice:
     num_delivered: int = 0  # tokens in outputs so far
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    error: str | None = None
 
     def take_output(self, text: str) -> CompletionOutput:
         """Make the output that delivers this text, with every token that has waited for it."""
@@ -34,6 +35,7 @@ class _Choice:
             logprobs=logprobs or None,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            error=self.error,
         )
 
 
@@ -163,6 +165,7 @@ class StreamState:
             if delta.finish_reason is None:
                 self._stopped.append(delta.request_id)
         elif delta.finish_reason is not None:
+            choice.error = delta.error
             self._end(choice, delta.finish_reason, delta.stop_reason)
         if self._awaits_prompt_logprobs:
             return self._hold(choice, delta, new.text)

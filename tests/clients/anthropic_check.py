@@ -52,6 +52,18 @@ def check_raw_events(url: str, model: str) -> None:
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
 
 
+def check_thinking(url: str, model: str) -> None:
+    budget = {"type": "enabled", "budget_tokens": 1024}
+    settings = {"model": model, "messages": QUESTION, "thinking": budget, "stop_sequences": ["."]}
+    assert client(url).messages.create(max_tokens=1025, **settings).content
+    try:
+        client(url).messages.create(max_tokens=1024, **settings)
+    except anthropic.BadRequestError as error:
+        assert "budget_tokens" in error.message
+    else:
+        raise AssertionError("a budget of max_tokens was accepted")
+
+
 def check_stop_sequences(url: str, model: str) -> None:
     message = client(url).messages.create(
         model=model, max_tokens=24, messages=QUESTION, stop_sequences=["Paris"], extra_body={"temperature": 0}

@@ -56,8 +56,11 @@ def check_fields_of_a_message(url: str, model: str) -> None:
     if message["stop_reason"] == "stop_sequence":
         assert message["stop_sequence"] == "Paris"
     assert send(url, model, max_tokens=2)["stop_reason"] == "max_tokens"
-    for kind in ("disabled", "adaptive", "enabled"):
+    for kind in ("disabled", "adaptive"):
         assert send(url, model, thinking={"type": kind})["content"]
+    budget = {"type": "enabled", "budget_tokens": 1024}
+    assert send(url, model, thinking=budget, max_tokens=1025, stop_sequences=["."])["content"]
+    assert "budget_tokens" in send(url, model, 400, thinking=budget, max_tokens=1024)["error"]["message"]
     form = {"format": {"type": "json_schema", "schema": SCHEMA}}
     assert set(json.loads(send(url, model, output_config=form, max_tokens=60)["content"][0]["text"])) == {"city"}
     count = send(url, model, path=f"{MESSAGES}/count_tokens", system=system)["input_tokens"]

@@ -28,7 +28,8 @@ for folder in (ROOT / "tests", ROOT):
     sys.path.insert(0, str(folder))
 from rayinfer.config import cache_folder  # noqa: E402
 from rayinfer.models.checkpoints.sources import resolve_model  # noqa: E402
-from support.faults.cli_processes import free_port, serving  # noqa: E402
+from support.faults.cli_processes import serving  # noqa: E402
+from support.services.free_ports import free_port  # noqa: E402
 from support.tiny_models.tiny_encoders import make_tiny_encoder  # noqa: E402
 
 ENVIRONMENTS = ROOT / ".clients"

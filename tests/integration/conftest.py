@@ -18,7 +18,7 @@ from ray import serve  # noqa: E402
 from rayinfer_deployments.app_args import llm_app_args  # noqa: E402
 from rayinfer_deployments.applications import build_llm_app  # noqa: E402
 from rayinfer_deployments.operations.service_startup import LOGGING  # noqa: E402
-from support.faults.cli_processes import free_port  # noqa: E402
+from support.services.free_ports import free_port  # noqa: E402
 from support.services.polling import wait_until  # noqa: E402
 from support.services.service_client import ServiceClient  # noqa: E402
 from support.tiny_models.tiny_checkpoints import make_tiny_llama  # noqa: E402

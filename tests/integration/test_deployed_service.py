@@ -13,7 +13,8 @@ from rayinfer.errors import RayinferError
 from rayinfer_deployments.config_check import OUR_BUILDER
 from rayinfer_deployments.operations.attached_service import DeployedService, readiness_in
 from rayinfer_deployments.operations.deployed_config import read_details
-from support.faults.cli_processes import free_port, run_cli
+from support.faults.cli_processes import run_cli
+from support.services.free_ports import free_port
 from support.services.polling import wait_until
 from support.services.service_client import ServiceClient
 from support.services.service_load import engine_names, router_pids

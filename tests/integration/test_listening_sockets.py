@@ -16,8 +16,9 @@ from rayinfer_deployments.cluster.listening_sockets import (
     not_exposed_by_ray,
 )
 from rayinfer_deployments.cluster.process_tree import descendants, read_process
-from support.faults.cli_processes import COMMAND, free_port, serving
+from support.faults.cli_processes import COMMAND, serving
 from support.golden.token_probe import call_all, with_token
+from support.services.free_ports import free_port
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 CONFIGS = Path(rayinfer_deployments.__file__).parent / "configs"

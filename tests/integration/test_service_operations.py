@@ -14,7 +14,7 @@ from rayinfer_deployments.app_args import llm_app_args
 from rayinfer_deployments.applications import build_llm_app
 from rayinfer_deployments.engine.engine_replica import SERVE_NAMESPACE
 from rayinfer_deployments.operations.service_operations import ServiceOperations
-from support.faults.cli_processes import free_port
+from support.services.free_ports import free_port
 from support.services.polling import wait_until
 from support.services.service_load import NUM_CLIENTS, Load, engine_names, router_pids
 

@@ -18,8 +18,9 @@ from rayinfer.access.usage_log import UsageLog, usage_log_path
 from rayinfer.config import cache_folder
 from rayinfer.servers.kserve.grpc import inference_pb2 as pb
 from rayinfer.servers.kserve.grpc.server import SERVICE
-from support.faults.cli_processes import free_port, serving
+from support.faults.cli_processes import serving
 from support.services.certificates import grpc_credentials, make_certificate, trusting
+from support.services.free_ports import free_port
 from support.services.polling import wait_until
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
 

@@ -13,7 +13,8 @@ from rayinfer_deployments.monitoring.objectives import Objectives
 from support.monitoring.board_picture import draw_dashboard
 from support.monitoring.board_queries import Span, panels_without_data
 from support.monitoring.prometheus_server import PrometheusServer
-from support.monitoring.watched_service import SECRETS, free_port, ray_node, watched_service
+from support.monitoring.watched_service import SECRETS, ray_node, watched_service
+from support.services.free_ports import free_port
 from support.services.polling import wait_until
 
 pytestmark = pytest.mark.dashboards

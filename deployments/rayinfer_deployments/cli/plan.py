@@ -1,6 +1,7 @@
 """`rayinfer plan`: memory, times and number of engines for a model, a device and objectives."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from rayinfer.planning.comparison import ComparedTime
 
 LIMITS = "A card that is not known"
+CARD_OPTIONS = ("--tensor-parallel-size", "--memory-gb", "--bandwidth-gb-s", "--tflops")
 
 
 @in_one_line
@@ -57,11 +59,11 @@ def plan(
         raise ConfigError(f"give one model: MODEL is {model!r}, --model {named_model!r}")
     model = model or named_model or DEFAULT_MODEL
     _check_names(quantization, kv_cache_dtype, dtype)
+    cards = (None if tensor_parallel_size == 1 else tensor_parallel_size, memory_gb, bandwidth_gb_s, tflops)
+    _check_devices(gpu == CPU, cards, threads)
     footprint = footprint_of(model, dtype=dtype, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
-    if gpu == CPU:
-        hardware = measure_cpu(threads)
-    else:
-        hardware = find_card(gpu, memory_gb, bandwidth_gb_s, tflops).times(tensor_parallel_size)
+    card = None if gpu == CPU else find_card(gpu, memory_gb, bandwidth_gb_s, tflops)
+    hardware = measure_cpu(threads) if card is None else card.times(tensor_parallel_size)
     objectives = Objectives(rate=rate, ttft_s=ttft, itl_s=itl, prompt_len=input_len, output_len=output_len)
     made = make_plan(footprint, hardware, objectives, quantization=quantization)
     times = []
@@ -77,6 +79,17 @@ def plan(
         typer.echo(json.dumps(made.as_json() | {"compared": compared}, indent=2))
     else:
         _echo_tables(made, times)
+
+
+def _check_devices(is_cpu: bool, cards: Sequence[float | None], threads: int | None) -> None:
+    """Refuse options that would change nothing; `cards` are the values of CARD_OPTIONS."""
+    from rayinfer.errors import ConfigError
+
+    unused = zip(CARD_OPTIONS, cards, strict=True) if is_cpu else [("--threads", threads)]
+    device = "processor, which is measured" if is_cpu else "card"
+    for option, value in unused:
+        if value is not None:
+            raise ConfigError(f"{option} {value:g} does not apply to a {device}: leave it out, or change --gpu")
 
 
 def _check_names(quantization: str | None, kv_cache_dtype: str, dtype: str) -> None:

@@ -310,4 +310,6 @@ def _refusal(request: GenerationRequest, message: str) -> TokenDelta:
     trace.record("finished", reason="error", output_tokens=0)
     events = trace.in_order() if request.trace else None
     prediction = None if request.prediction is None else PredictionOutput(error=message)
-    return TokenDelta(request.request_id, 0, [], finish_reason="error", trace=events, prediction=prediction)
+    return TokenDelta(
+        request.request_id, 0, [], finish_reason="error", trace=events, prediction=prediction, error=message
+    )

@@ -226,7 +226,7 @@ class Engine:
         else:
             return
         self._finish_all()
-        self._run(self.scheduler.retract(plan))
+        self._run(self.scheduler.retract(plan), has_failed=True)
 
     def _finish_all(self) -> None:
         """Read the tokens of all in-flight steps."""
@@ -253,9 +253,10 @@ class Engine:
             self._life.die(error)
             raise
 
-    def _run(self, plan: StepPlan) -> None:
+    def _run(self, plan: StepPlan, *, has_failed: bool = False) -> None:
         """Compute the plan; if it fails, compute its halves, until the request at fault is alone and ends with "error".
 
+        A request that was alone from the start is tried twice, too: what failed may have been the moment's fault.
         Nothing needs undoing: a failed step has written only to slots that the retry writes again.
         """
         if not plan.num_requests:  # all its requests have left
@@ -273,8 +274,11 @@ class Engine:
             self._deltas += self.scheduler.apply(plan, sampled)
         elif plan.num_requests > 1:
             middle = plan.num_requests // 2
-            self._run(plan.part(0, middle))
-            self._run(plan.part(middle, plan.num_requests))
+            self._run(plan.part(0, middle), has_failed=True)
+            self._run(plan.part(middle, plan.num_requests), has_failed=True)
+        elif not has_failed:
+            logger.info("step %d failed and is computed again: %s", plan.step, failure)
+            self._run(plan, has_failed=True)
         else:
             request_id = self.scheduler.request_id_at(int(plan.rows[0]))
             logger.error("request %s failed in step %d", request_id, plan.step, exc_info=failure)

@@ -17,10 +17,13 @@ SELF_CHECK = GenerationRequest(
 
 
 def needs_self_check(deltas: Sequence[TokenDelta]) -> bool:
-    """Return whether requests have failed in a step, and none has gained a token; predictors check themselves."""
+    """Return whether requests have failed in a step, not by themselves, and none has gained a token.
+
+    Predictors check themselves.
+    """
     # In this order: in most steps the first delta has a token.
     return not any(delta.token_ids for delta in deltas) and any(
-        delta.finish_reason == "error" and delta.prediction is None for delta in deltas
+        delta.finish_reason == "error" and delta.prediction is None and delta.error is None for delta in deltas
     )
 
 

@@ -116,6 +116,7 @@ class SampledTokens(msgspec.Struct, array_like=True, frozen=True):
     is_invalid: BoolArray  # of the same length: no token could be chosen
     logprobs: LogprobsArrays | None = None  # of the new tokens of those requests that asked for them
     prompt_logprobs: LogprobsArrays | None = None  # of prompt tokens, except the first of a prompt
+    errors: dict[int, str] | None = None  # by row: why its own grammar leaves no token
 
     def only(self, is_kept: BoolArray, rows: Int64Array) -> "SampledTokens":
         """Return the tokens of some requests; is_kept [number of tokens], and the rows of kept logprobs."""
@@ -124,4 +125,5 @@ class SampledTokens(msgspec.Struct, array_like=True, frozen=True):
             self.is_invalid[is_kept],
             None if self.logprobs is None else self.logprobs.only(rows),
             None if self.prompt_logprobs is None else self.prompt_logprobs.only(rows),
+            self.errors and {row: error for row, error in self.errors.items() if row in rows},
         )

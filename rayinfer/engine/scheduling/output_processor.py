@@ -46,7 +46,8 @@ class OutputProcessor:
         is_over = ends | is_invalid | is_full
         for i in is_over.nonzero()[0].tolist():
             reason: FinishReason = "error" if is_invalid[i] else "stop" if ends[i] else "length"
-            deltas[i] = self._last_delta(table.request_at(rows[i]), deltas[i], reason)
+            error = sampled.errors.get(int(rows[i])) if sampled.errors else None
+            deltas[i] = self._last_delta(table.request_at(rows[i]), deltas[i], reason, error)
         return deltas
 
     def finish_prompt_only(self, rows: Int64Array) -> list[TokenDelta]:
@@ -68,14 +69,17 @@ class OutputProcessor:
             deltas.append(delta)
         return deltas
 
-    def _last_delta(self, request: Request, delta: TokenDelta, reason: FinishReason) -> TokenDelta:
+    def _last_delta(self, request: Request, delta: TokenDelta, reason: FinishReason, error: str | None) -> TokenDelta:
         self._finish(request, reason)
         token_ids = delta.token_ids
         if reason == "error":
             token_ids = []
-            logger.error(
-                "request %s: no token to choose: its logits are not finite, or its rules leave none",
+            cause = error or "its logits are not finite, or its rules leave none"
+            logger.log(
+                logging.ERROR if error is None else logging.WARNING,
+                "request %s: no token to choose: %s",
                 request.request_id,
+                cause,
             )
         is_stop_id = reason == "stop" and token_ids[0] in request.params.stop_ids
         return delta._replace(
@@ -83,6 +87,7 @@ class OutputProcessor:
             finish_reason=reason,
             stop_reason=token_ids[0] if is_stop_id else None,
             trace=request.trace_events,
+            error=error if reason == "error" else None,
         )
 
 

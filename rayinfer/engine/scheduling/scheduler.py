@@ -276,12 +276,13 @@ class Scheduler:
         plan, sampled = self._schedule.finish(plan, sampled)
         table.num_computed[plan.rows] = plan.seq_lens
         rows, has_sampled = plan.rows, plan.samples
-        if has_invalid := bool(sampled.is_invalid.any()):
-            may_store = _has_finite_logits(plan, sampled)
+        if has_nonfinite := bool((is_nonfinite := _are_nonfinite(plan, sampled)).any()):
+            may_store = np.ones(plan.num_requests, np.bool_)
+            may_store[plan.samples] = ~is_nonfinite
             rows, has_sampled = rows[may_store], has_sampled[may_store]
         self._admission.requeue(self.batch.store_written_blocks(rows, has_sampled))
-        if has_invalid:
-            self.batch.forget_written_blocks(plan.rows[plan.samples][sampled.is_invalid])
+        if has_nonfinite:
+            self.batch.forget_written_blocks(plan.rows[plan.samples][is_nonfinite])
         trace_prefill_chunks(table, plan)
         if sampled.prompt_logprobs is not None:
             add_prompt_logprobs(table, sampled.prompt_logprobs)
@@ -311,8 +312,8 @@ class Scheduler:
             request.trace.record("finished", reason=reason, output_tokens=len(request.token_ids) - request.prompt_len)
 
 
-def _has_finite_logits(plan: StepPlan, sampled: SampledTokens) -> BoolArray:
-    """Return the mask of the plan's rows without invalid logits; rows that have not sampled count as finite."""
-    is_finite = np.ones(plan.num_requests, np.bool_)
-    is_finite[plan.samples] = ~sampled.is_invalid
-    return is_finite
+def _are_nonfinite(plan: StepPlan, sampled: SampledTokens) -> BoolArray:
+    """Return the mask of the sampled tokens that are invalid, but not by their grammars."""
+    if not sampled.errors:
+        return sampled.is_invalid
+    return sampled.is_invalid & ~np.isin(plan.rows[plan.samples], list(sampled.errors))

@@ -34,6 +34,7 @@ def one_token_deltas(table: BatchTable, rows: Int64Array, token_ids: Int64Array)
         _NONE,  # prompt_logprobs
         _NONE,  # trace
         _NONE,  # prediction
+        _NONE,  # error
         strict=False,
     )
     # TokenDelta's own constructor is Python, and takes twice as long.

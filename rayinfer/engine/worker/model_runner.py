@@ -122,7 +122,8 @@ class ModelRunner:
         logprobs = None
         if sampled.logprobs is not None:
             logprobs = PendingLogprobs(rows[sampled.scored_lines], positions[sampled.scored_lines], [sampled.logprobs])
-        return PendingSample(HostCopies([sampled.token_ids, sampled.is_invalid]), len(rows), logprobs, prompt_logprobs)
+        copies = HostCopies([sampled.token_ids, sampled.is_invalid])
+        return PendingSample(copies, len(rows), logprobs, prompt_logprobs, sampled.errors)
 
     def _hidden(self, decoder: Decoder, plan: StepPlan, inputs: StepInputs) -> torch.Tensor:
         """Compute this stage's layers, and send them to the next stage, if any: [num_tokens, hidden_size]."""

@@ -92,6 +92,7 @@ class PendingSample:
     count: int
     logprobs: PendingLogprobs | None = None
     prompt_logprobs: PendingLogprobs | None = None
+    errors: dict[int, str] | None = None  # of grammars, by row
 
     def result(self) -> SampledTokens:
         """Wait for the step's tokens."""
@@ -101,4 +102,5 @@ class PendingSample:
             is_invalid[: self.count],
             None if self.logprobs is None else self.logprobs.result(),
             None if self.prompt_logprobs is None else self.prompt_logprobs.result(),
+            self.errors,
         )

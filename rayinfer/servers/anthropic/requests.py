@@ -5,13 +5,14 @@ from typing import Any
 from rayinfer.errors import InvalidParameter, shown
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.anthropic.messages import conversation, openai_tool_choice, openai_tools
-from rayinfer.servers.anthropic.schemas import CountTokensBody, MessagesBody
+from rayinfer.servers.anthropic.schemas import CountTokensBody, MessagesBody, Thinking
 from rayinfer.servers.generation.chat import ChatRequest
 from rayinfer.servers.generation.chat_params import single_params
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.served_model import ServedModel
 
 _GIVEN = ("temperature", "top_p", "top_k")
+_MIN_BUDGET_TOKENS = 1024
 
 
 def message_request(body: MessagesBody, model: ServedModel, service: GenerationService) -> ChatRequest:
@@ -67,13 +68,23 @@ def _response_format(body: CountTokensBody) -> dict[str, Any] | None:
 def _reasoning_settings(body: CountTokensBody) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     if body.thinking is not None:
-        if body.thinking.budget_tokens is not None:
-            raise InvalidParameter(
-                "thinking.budget_tokens is not supported by this service; use the type adaptive.",
-                "thinking.budget_tokens",
-                "unsupported_parameter",
-            )
+        _check_budget(body, body.thinking)
         settings["enable_thinking"] = body.thinking.type != "disabled"
     if body.output_config is not None and body.output_config.effort is not None:
         settings["reasoning_effort"] = body.output_config.effort
     return settings
+
+
+def _check_budget(body: CountTokensBody, thinking: Thinking) -> None:
+    """Raise InvalidParameter for a budget that Anthropic's API would not take; it is a target, not a bound."""
+    budget, field = thinking.budget_tokens, "thinking.budget_tokens"
+    if thinking.type != "enabled":
+        if budget is not None:
+            raise InvalidParameter(f"{field} is only allowed beside the type enabled", field)
+        return
+    if budget is None:
+        raise InvalidParameter(f"{field} is required beside the type enabled", field)
+    if budget < _MIN_BUDGET_TOKENS:
+        raise InvalidParameter(f"{field} must be an integer from {_MIN_BUDGET_TOKENS}, got {shown(budget)}", field)
+    if isinstance(body, MessagesBody) and budget >= body.max_tokens:
+        raise InvalidParameter(f"{field} must be less than max_tokens, got {shown(budget)}", field)

@@ -9,7 +9,15 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import cast
 
-from rayinfer.errors import ModelFilesGone, NotReady, QueueFull, RequestFailed, RequestTimedOut, Unavailable
+from rayinfer.errors import (
+    GenerationRefused,
+    ModelFilesGone,
+    NotReady,
+    QueueFull,
+    RequestFailed,
+    RequestTimedOut,
+    Unavailable,
+)
 from rayinfer.outputs import CompletionOutput, RequestOutput
 from rayinfer.protocols import GenerationRequest, TextGenerator
 
@@ -184,6 +192,8 @@ async def _feed(queue: _Outputs, stream: _OutputStream, prompt: int) -> None:
 def check_ended_well(completion: CompletionOutput) -> None:
     """Raise the error for a choice that was ended by anything but its own text."""
     match completion.finish_reason:
+        case "error" if completion.error is not None:
+            raise GenerationRefused(completion.error)
         case "error":
             raise RequestFailed(f"choice {completion.index} ended with an error")
         case "timeout":

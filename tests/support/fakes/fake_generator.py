@@ -32,6 +32,7 @@ class FakeGenerator:
     pieces: Sequence[str] = ("Hello", " there", "!")
     finish_reason: FinishReason | None = "stop"
     stop_reason: int | str | None = None
+    error: str | None = None
     num_cached_tokens: int = 0
     refusal: Exception | None = None  # raised before the first output
     full: QueueFull | None = None  # why it takes no request at all
@@ -133,6 +134,7 @@ class FakeGenerator:
                     logprobs=None if num_top is None else [scored(10 + position, num_top, listed)],
                     finish_reason=self.finish_reason if is_last else None,
                     stop_reason=self.stop_reason if is_last else None,
+                    error=self.error if is_last else None,
                 )
                 for choice in range(request.sampling_params.n)
             ],

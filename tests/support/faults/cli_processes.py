@@ -5,7 +5,6 @@ import json
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,16 +16,10 @@ from typing import Any
 import httpx
 
 from rayinfer_deployments.cluster.process_tree import Process, descendants, read_process
+from support.services.free_ports import free_port
 
 COMMAND = [sys.executable, "-c", "from rayinfer_deployments.cli import main; main()"]
 START_S = 120.0  # other work may share the machine
-
-
-def free_port() -> int:
-    """Find a free port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start_as_in_the_background() -> None:

@@ -18,8 +18,8 @@ import psutil
 
 from rayinfer.metrics.families import ROUTER
 from rayinfer_deployments.cluster.process_tree import read_process
-from support.faults.cli_processes import free_port
 from support.faults.fault_models import SERVED_NAME, FaultModel
+from support.services.free_ports import free_port
 from support.services.polling import wait_until
 from support.services.service_client import ServiceClient
 

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,19 +15,12 @@ from pathlib import Path
 
 import httpx
 
+from support.services.free_ports import free_port
 from support.services.polling import wait_until
 
 SECRETS = {"alice": "ri-alice-0123456789abcdef0123456789", "bob": "ri-bob-0123456789abcdef0123456789ab"}
 MODEL, PREDICTOR = "smollm2-135m", "all-minilm-l6-v2"
 BATCH_ROWS = 60
-
-
-def free_port() -> int:
-    """Find a port that nothing listens on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 @contextmanager

@@ -70,3 +70,12 @@ def test_plan_compares_its_times_with_an_engine_here(tmp_path, kernel_folder, mo
     names = [each["name"] for each in found["compared"]]
     assert names == ["prefill of 64 tokens", "decoding step of 1", "decoding step of 8", "decoding step of 32"]
     assert all(each["measured_s"] > 0 for each in found["compared"])
+
+
+def test_plan_refuses_options_of_other_devices():
+    done = run("Qwen3-8B", "--tensor-parallel-size", "2")
+    assert done.exit_code == 1
+    assert "--tensor-parallel-size 2 does not apply to a processor" in done.output
+    done = run("Qwen3-8B", "--gpu", "H100", "--threads", "4")
+    assert done.exit_code == 1
+    assert "--threads 4 does not apply to a card" in done.output

@@ -68,6 +68,7 @@ def test_grammars_of_every_kind_are_accepted(checks, fields):
         ({"json": {"type": "string", "pattern": "(?=x)x"}}, "look-around"),
         ({"json": {"$ref": "http://elsewhere/schema"}}, "http://elsewhere/schema"),
         ({"json": {"type": 3}}, "type"),
+        ({"json": {"type": "object", "properties": {f"p{i}": {} for i in range(400)}}}, "max_items_in_row: 1000"),
         ({"regex": "("}, "regex"),
         ({"grammar": "start: missing"}, "missing"),
         ({"grammar": 'start: <absent> "a"'}, "absent"),

@@ -82,6 +82,20 @@ def test_answers_that_are_cut_say_so(llm):
     assert re.fullmatch("[a-f]{1,30}", output.outputs[0].text)
 
 
+def test_an_answer_that_meets_a_limit_of_its_grammar_says_which_and_hurts_no_other(llm):
+    members = {f"p{i}": {"type": "string"} for i in range(400)}
+    items = [{"enum": [1, 2]}, {"type": "object", "properties": members}]
+    late = {"json": {"type": "array", "prefixItems": items, "minItems": 2}, "disable_any_whitespace": True}
+    prompts = ["Once upon a time, " * 6] * 2
+    failed, other = llm.generate(prompts, [drawn(late, seed=1), drawn(JSON, seed=1)], use_tqdm=False)
+    assert failed.outputs[0].finish_reason == "error"
+    assert "(limit max_items_in_row: 1000)" in failed.outputs[0].error
+    assert is_valid(other.outputs[0].text)
+    assert other.outputs[0].error is None
+    (again,) = llm.generate(prompts[:1], SamplingParams(max_tokens=2), use_tqdm=False)
+    assert again.num_cached_tokens > 0  # its blocks are sound
+
+
 def test_logprobs_stay_those_of_the_unmodified_logits(llm):
     params = drawn(PATTERN, temperature=0.0, logprobs=0, max_tokens=1, seed=1)
     free = SamplingParams(temperature=0.0, max_tokens=1, logprobs=5)

@@ -193,8 +193,6 @@ _KINDS: Mapping[str, Callable[[str], Iterator[HostileRequest]]] = {
             _stops,
             _bad_words,
             _wrong_types,
-            _grammars,
-            _short_answers,
         ),
         *(
             _grammars,

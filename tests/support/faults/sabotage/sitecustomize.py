@@ -70,9 +70,9 @@ def break_engine(module):
         return original(self, request)
 
     @wrap(module.Engine, "_run")
-    def run(original, self, plan):
+    def run(original, self, plan, **options):
         if not is_on("no-isolation"):
-            return original(self, plan)
+            return original(self, plan, **options)
         try:
             sampled = self._executor.submit(plan).result()
         except Exception:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from rayinfer_deployments.cli.control import status as status_command
 from rayinfer_deployments.cluster.service_record import control_socket_path, recorded
 from rayinfer_deployments.operations.control_socket import ControlSocket
-from support.faults.cli_processes import free_port
+from support.services.free_ports import free_port
 
 ENGINE = {"name": "rayinfer-engine-abc", "state": "running", "num_running": 3, "num_waiting": 1, "kv_cache_usage": 0.25}
 

@@ -168,6 +168,15 @@ def test_one_guilty_request_ends_with_error_and_the_others_get_their_tokens(guil
         assert driven.tokens[request_id] == expected_tokens(prompt, wanted)
 
 
+def test_a_step_that_fails_once_fails_no_request_that_is_alone():
+    failures = iter([None, RuntimeError("a moment's fault")])
+    driven = drive(failure=lambda context: next(failures, None))
+    driven.add("alone", numbers(5), max_tokens=4)
+    driven.run()
+    assert driven.reasons() == {"alone": "length"}
+    assert driven.tokens["alone"] == expected_tokens(numbers(5), 4)
+
+
 def test_in_the_step_in_which_one_request_fails_every_other_gains_its_token():
     driven = drive(failure=fails_on(12, 6, RuntimeError("a broken kernel")))
     for i in range(7):

@@ -87,7 +87,16 @@ async def test_blocks_system_and_results_reach_the_template(client, generator, m
         ({"messages": []}, 400, "invalid_request_error", "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "invalid_request_error", "image"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, 400, "invalid_request_error", "bash_20250124"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 99}}, 400, "invalid_request_error", "budget_tokens"),
+        *(
+            (body, 400, "invalid_request_error", "budget_tokens")
+            for body in (
+                {"max_tokens": 2000, "thinking": {"type": "enabled", "budget_tokens": 1023}},
+                {"max_tokens": 2000, "thinking": {"type": "enabled", "budget_tokens": "many"}},
+                {"max_tokens": 2000, "thinking": {"type": "enabled"}},
+                {"max_tokens": 2000, "thinking": {"type": "adaptive", "budget_tokens": 1024}},
+                {"max_tokens": 1024, "thinking": {"type": "enabled", "budget_tokens": 1024}},
+            )
+        ),
         ({"container": "c1"}, 400, "invalid_request_error", "container"),
         ({"messages": [{"role": "user", "content": "word " * 900}]}, 400, "invalid_request_error", "context"),
     ],
@@ -99,6 +108,15 @@ async def test_refusals_have_the_form_of_anthropic(client, body, status, kind, s
     assert response.json()["error"]["type"] == kind
     assert said in response.json()["error"]["message"]
     assert response.headers["request-id"]
+
+
+async def test_thinking_with_a_budget_is_enabled(client, generator):
+    body = {"max_tokens": 1025, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    generator.max_model_len = 4096
+    response = await client.post("/v1/messages", json=BODY | body)
+    assert (response.status_code, generator.requests[0].sampling_params.max_tokens) == (200, 1025)
+    counted = {name: BODY[name] for name in ("model", "messages")} | {"thinking": body["thinking"]}
+    assert (await client.post("/v1/messages/count_tokens", json=counted)).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -103,3 +103,32 @@ async def test_models_without_grammars_say_so(client, generator):
     answer = await post(client, {"structured_outputs": {"regex": "a"}})
     assert answer.status_code == 400
     assert "not supported by this model" in answer.json()["error"]["message"]
+
+
+TALK = {"model": "org/tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 20}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"model": "org/tiny", "prompt": "hello"}),
+        ("/v1/chat/completions", TALK),
+        ("/v1/responses", {"model": "org/tiny", "input": "hello"}),
+        ("/v1/messages", TALK),
+        ("/api/chat", TALK | {"stream": False}),
+        ("/generate", {"inputs": "hello"}),
+    ],
+)
+async def test_a_limit_met_within_an_answer_is_an_error_of_its_request(client, generator, path, body):
+    generator.finish_reason, generator.error = "error", "the grammar meets a limit (limit step_max_items: 20000)"
+    response = await client.post(path, json=body)
+    assert response.status_code == 422
+    assert "step_max_items" in response.text
+
+
+async def test_a_limit_met_within_a_stream_is_an_event(client, generator):
+    generator.finish_reason, generator.error = "error", "the grammar meets a limit (limit step_max_items: 20000)"
+    response = await client.post("/v1/chat/completions", json=TALK | {"stream": True})
+    assert response.status_code == 200
+    assert '"code": "generation_refused"' in response.text
+    assert "step_max_items" in response.text
