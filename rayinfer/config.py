@@ -9,6 +9,7 @@ from pydantic_core import ErrorDetails
 
 from rayinfer.errors import ConfigError, shown
 from rayinfer.sampling_defaults import sampling_defaults
+from rayinfer.setting_names import unknown_setting
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_PACKED_CACHE_BYTES = 20 * 2**30
@@ -236,15 +237,20 @@ def engine_config(**settings: Any) -> EngineConfig:
     try:
         return EngineConfig(**settings)
     except ValidationError as error:
-        raise ConfigError(describe_validation_error(error)) from None
+        raise ConfigError(describe_validation_error(error, EngineConfig)) from None
 
 
-def describe_validation_error(error: ValidationError) -> str:
-    """Format pydantic's findings in one line: `field: message, got value; field: ...`."""
-    return "; ".join(_in_words(finding) for finding in error.errors(include_url=False)[:10])
+def describe_validation_error(error: ValidationError, kind: type[BaseModel] | None = None) -> str:
+    """Format pydantic's findings in one line: `field: message, got value; field: ...`.
+
+    With the settings' model, an unknown name is told the nearest known one.
+    """
+    return "; ".join(_in_words(finding, kind) for finding in error.errors(include_url=False)[:10])
 
 
-def _in_words(finding: ErrorDetails) -> str:
+def _in_words(finding: ErrorDetails, kind: type[BaseModel] | None) -> str:
+    if kind is not None and finding["type"] == "extra_forbidden":
+        return unknown_setting(kind, finding)
     message = finding["msg"].removeprefix("Value error, ")  # pydantic's prefix of what our own checks raise
     if not finding["loc"]:
         return f"settings: {message}"

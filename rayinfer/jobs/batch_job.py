@@ -32,9 +32,13 @@ from rayinfer.jobs.tasks.row_inputs import InputSettings
 from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.models.predictor_kind import predictor_kind
 from rayinfer.predictions import PredictionTask
+from rayinfer.setting_names import first_finding, unknown_setting
 
 # Settings of engines that outputs depend on; others, such as sizes of batches, may change when a job goes on.
-OUTPUT_SETTINGS = ("dtype", "quantization", "kv_cache_dtype", "load_format", "max_model_len")
+OUTPUT_SETTINGS = (
+    *("dtype", "quantization", "kv_cache_dtype", "load_format", "max_model_len"),
+    *("generation_config", "override_generation_config"),
+)
 DEFAULT_MAX_TOKENS = 128
 ACTORS = "rayinfer.jobs.workers.actor_task"
 OutputShape = Literal["columns", "openai"]
@@ -85,8 +89,10 @@ def batch_job(**settings: Any) -> BatchJob:
     try:
         return BatchJob(**settings)
     except ValidationError as error:
-        found = error.errors()[0]
+        found = first_finding(error)
         name = ".".join(map(str, found["loc"]))
+        if found["type"] == "extra_forbidden":
+            raise ConfigError(unknown_setting(BatchJob, found)) from None
         value = "" if found["type"] == "missing" else f", got {shown(found['input'])}"
         raise ConfigError(f"{name}: {found['msg']}{value}") from None
 
@@ -97,7 +103,7 @@ def read_batch_job(path: Path) -> dict[str, Any]:
         settings = yaml.safe_load(path.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
-    if not isinstance(settings, dict):
+    if not isinstance(settings, dict) or not all(isinstance(name, str) for name in settings):
         raise ConfigError(f"{path}: must hold names and values")
     return settings
 

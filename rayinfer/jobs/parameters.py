@@ -8,6 +8,7 @@ from typing import Any, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rayinfer.errors import ConfigError, shown
+from rayinfer.setting_names import first_finding, unknown_setting
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 Settings = TypeVar("Settings", bound=BaseModel)
@@ -161,7 +162,9 @@ def _checked(kind: type[Settings], given: dict[str, Any]) -> Settings:
     try:
         return kind(**given)
     except ValidationError as error:
-        found = error.errors()[0]
+        found = first_finding(error)
+        if found["type"] == "extra_forbidden":
+            raise ConfigError(unknown_setting(kind, found)) from None
         where = ".".join(str(part) for part in found["loc"] if part not in ("int", "str"))
         reason = found["msg"].removeprefix("Value error, ")
         value = "" if found["type"] in ("value_error", "missing") else f", got {shown(found['input'])}"

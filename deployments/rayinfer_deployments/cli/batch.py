@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from rayinfer.config import DEFAULT_MODEL
-from rayinfer.errors import ConfigError
+from rayinfer.errors import ConfigError, shown
 from rayinfer_deployments.cli.failures import INTERRUPTED, in_one_line
 from rayinfer_deployments.cli.options.config_options import with_engine_options
 from rayinfer_deployments.cli.options.sampling_options import with_sampling_options
@@ -100,10 +100,10 @@ def run(
     base_seed = sampling.pop("seed", None)
     _put(settings, "sampling", sampling)
     _put(settings, "engine", engine_settings)
-    intervals = {"period_s": checkpoint_seconds, "period_rows": checkpoint_rows}
-    _put(settings.setdefault("parameters", {}), "checkpointing", _given(intervals))
+    parameters = settings["parameters"] = _section(settings, "parameters")
+    _put(parameters, "checkpointing", _given({"period_s": checkpoint_seconds, "period_rows": checkpoint_rows}))
     profiling = None if traces_dir is None else {"traces_dir": traces_dir}
-    _put(settings, "parameters", _given({"base_seed": base_seed, "max_errors": max_errors, "profiling": profiling}))
+    parameters |= _given({"base_seed": base_seed, "max_errors": max_errors, "profiling": profiling})
     with _exit_codes():
         _run(settings, address)
 
@@ -249,7 +249,14 @@ def _progress(job: str, progress: str | None) -> Any:
 def _put(settings: dict[str, Any], name: str, values: dict[str, Any]) -> None:
     """Put options over what a file has under a name."""
     if values:
-        settings[name] = {**(settings.get(name) or {}), **values}
+        settings[name] = {**_section(settings, name), **values}
+
+
+def _section(settings: dict[str, Any], name: str) -> dict[str, Any]:
+    found = settings.get(name) or {}
+    if not isinstance(found, dict):
+        raise ConfigError(f"{name}: must hold names and values, got {shown(found)}")
+    return found
 
 
 def _given(settings: dict[str, Any]) -> dict[str, Any]:

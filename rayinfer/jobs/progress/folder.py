@@ -48,24 +48,28 @@ class ProgressFolder:
         sealed = _sealed(msgspec.json.encode(progress))
         if len(sealed) > MAX_CHECKPOINT_BYTES:
             raise JobError(f"a checkpoint takes {len(sealed)} bytes, more than {MAX_CHECKPOINT_BYTES}")
+        names = self.store.names()
         # In order of names: a later copy's token is higher, and its rows may be fewer than those of the one before.
-        earlier = self._checkpoints()
+        earlier = [name for name in names if name.startswith(_CHECKPOINT)]
         number = 1 + max((_number_of(name) for name in earlier if _token_of(name) == progress.fencing_token), default=0)
         name = f"{_CHECKPOINT}{progress.fencing_token:08d}-{number:010d}"
         if rows_ahead:
             self.store.write(_rows_ahead_of(name), _sealed(rows_ahead))
         self.store.write(name, sealed)
         older = [name for name in earlier if _token_of(name) <= progress.fencing_token]
-        for name in older[: 1 - _KEPT]:
-            self.store.remove(name)
-            self.store.remove(_rows_ahead_of(name))
+        for each in older[: 1 - _KEPT]:
+            self.store.remove(each)
+        oldest = _rows_ahead_of([*older, name][-_KEPT:][0])
+        for each in names:  # those of copies that were killed before their checkpoint, too
+            if each.startswith(_ROWS_AHEAD) and each < oldest:
+                self.store.remove(each)
 
     def commit(self, summary: Mapping[str, Any]) -> None:
-        """Record that the job is complete."""
-        self.store.write(_COMMIT, msgspec.json.encode(summary))
+        """Record that the job is complete; its last checkpoint has no rows ahead."""
         for name in self.store.names():
             if name.startswith(_ROWS_AHEAD):
                 self.store.remove(name)
+        self.store.write(_COMMIT, msgspec.json.encode(summary))
 
     def committed(self) -> dict[str, Any] | None:
         """Return the record of a complete job."""

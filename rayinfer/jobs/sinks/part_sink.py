@@ -7,8 +7,6 @@ from rayinfer.jobs.interfaces import SinkError, SinkOffset
 from rayinfer.jobs.sinks.encodings import Encoding, RowMapping
 from rayinfer.jobs.storage.stores import Store
 
-_KEPT_PENDING = 2  # of the last checkpoint and of the one before
-
 
 class PartTarget(Protocol):
     """Place of encoded parts, in order."""
@@ -50,6 +48,7 @@ class PartSink:
         self._pending: list[RowMapping] = []
         self._num_parts = 0
         self._generation = 1
+        self._checkpointed = ""  # name of the pending rows at the last offset that a checkpoint may have
 
     def exists(self) -> bool:
         """Say whether parts, or a file of them, are there."""
@@ -62,6 +61,7 @@ class PartSink:
             self._target.open(None, fence=fence)
             self._num_parts, self._pending = 0, []
             self._generation = 1 + self._newest_generation()
+            self._checkpointed = self._pending_name()
             return
         if offset["rows_per_part"] != self._rows_per_part:
             raise SinkError(
@@ -70,6 +70,7 @@ class PartSink:
         self._encoding.begin(self._target.open(offset["target"], fence=fence))
         self._num_parts, self._generation = offset["num_parts"], offset["generation"]
         self._pending = self._read_pending(offset["pending"])
+        self._checkpointed = self._pending_name()
         if fence:
             self._generation = 1 + self._newest_generation()
 
@@ -85,8 +86,11 @@ class PartSink:
         offset = self._target.flush()
         if self._pending:
             self._target.store.write(self._pending_name(), self._encoding.encode_pending(self._pending))
-        for name in self._pending_names()[:-_KEPT_PENDING]:
-            self._target.store.remove(name)
+        # The checkpoint of this flush is not written yet: until it is, a job goes on from the one before.
+        for name in self._pending_names():
+            if name < self._checkpointed:
+                self._target.store.remove(name)
+        self._checkpointed = self._pending_name()
         return {
             "target": offset,
             "num_parts": self._num_parts,

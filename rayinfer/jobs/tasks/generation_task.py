@@ -20,6 +20,7 @@ from rayinfer.outputs import CompletionOutput, OutputAggregate, TokenDelta
 from rayinfer.protocols import EngineRequestId, GenerationRequest
 from rayinfer.routing.stream_state import StreamState
 from rayinfer.sampling_params import SamplingParams
+from rayinfer.setting_names import nearest_name
 from rayinfer.tokenization.bad_words import bad_word_tokenizer
 from rayinfer.tokenization.chat_template import renderer
 
@@ -38,7 +39,8 @@ class GenerationTaskProvider:
         """Make the task; raises InvalidParameter and ConfigError for wrong sampling parameters."""
         unknown = sorted(self.sampling.keys() - SamplingParams.__slots__)
         if unknown:
-            raise ConfigError(f"sampling: unknown names {', '.join(unknown)}")
+            hint = nearest_name(unknown[0], SamplingParams.__slots__)
+            raise ConfigError(f"sampling: unknown names {', '.join(unknown)}{hint}")
         _check_supported(SamplingParams(**self.sampling))
         return GenerationTask(self.inputs, self.sampling)
 

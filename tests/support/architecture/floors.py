@@ -14,6 +14,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.liveness",
         "rayinfer.progress_bar",
         "rayinfer.entry_points",
+        "rayinfer.setting_names",
     ),
     (
         "rayinfer.attention",
@@ -78,6 +79,7 @@ NEIGHBORS: dict[tuple[str, str], str] = {
     ("rayinfer.metrics", "rayinfer.outputs"): "metrics count what outputs define; outputs imports nothing of ours",
     ("rayinfer.tensor_parallel", "rayinfer.errors"): "too many ranks are a caller's mistake; errors imports nothing",
     ("rayinfer.entry_points", "rayinfer.errors"): "a package that cannot be imported is a model that cannot be loaded",
+    ("rayinfer.setting_names", "rayinfer.errors"): "wrong values are shown as in errors, which imports nothing",
     ("rayinfer.sampling_defaults", "rayinfer.sampling_params"): "they are checked as a request's parameters are",
     ("rayinfer.sampling_params", "rayinfer.grammars"): "a grammar is a parameter; grammars know no others",
     ("rayinfer.tool_calls", "rayinfer.grammars"): "calls that are required are written by a grammar",

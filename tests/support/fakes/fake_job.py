@@ -6,7 +6,7 @@ from typing import Any
 
 from rayinfer.jobs.events import EventBus
 from rayinfer.jobs.inference import InferenceConfigurator
-from rayinfer.jobs.interfaces import Position, Progress, Row
+from rayinfer.jobs.interfaces import JobLease, Position, Progress, Row, RowSink
 from rayinfer.jobs.parameters import JobParameters, Mesh, job_parameters
 from rayinfer.jobs.providers import FinalizeContext, InferenceTask, JobContext, JobData, RowOutput, SeededRow
 
@@ -161,8 +161,9 @@ class MemoryJob:
     task: Callable[[], InferenceTask] = ShufflingTask
     parameters: JobParameters = field(default_factory=lambda: job_parameters(checkpointing={"period_rows": 5}))
     mesh: Mesh = field(default_factory=Mesh)
-    sink: ListSink = field(default_factory=ListSink)
-    progress: MemoryProgress = field(default_factory=MemoryProgress)
+    sink: RowSink = field(default_factory=ListSink)
+    progress: Any = field(default_factory=MemoryProgress)
+    lease: JobLease | None = None
     events: EventBus = field(default_factory=EventBus)
     model: Any = field(default_factory=NoModel)
     digest: str = "job"
@@ -185,4 +186,6 @@ class MemoryJob:
         return self.tasks[-1]
 
     def _open_data(self, context: JobContext) -> JobData:
-        return JobData(source=self.source, sink=self.sink, progress=self.progress, job_digest=self.digest)
+        return JobData(
+            source=self.source, sink=self.sink, progress=self.progress, job_digest=self.digest, lease=self.lease
+        )

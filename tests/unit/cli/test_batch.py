@@ -144,3 +144,40 @@ def test_another_configuration_is_taken_before_the_first_checkpoint_and_never_on
         assert refused.exit_code == 1
         assert "the job is complete, with another configuration" in refused.stderr
     assert batch("run", rows, output, "--model", model, *ENGINE).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "message"),
+    [
+        ("engin: {}", (), "engin: there is no such setting, got {}; did you mean engine?"),
+        (
+            "parameters: {checkpointing: {period_row: 3}}",
+            (),
+            "checkpointing.period_row: there is no such setting, got 3",
+        ),
+        (
+            "parameters: {profiling: {trace_dir: t}}",
+            (),
+            "profiling.trace_dir: there is no such setting, got 't'",
+        ),
+        ("engine: {dtyp: float32}", (), "dtyp: there is no such setting, got 'float32'; did you mean dtype?"),
+        ("xylophone: 1", (), "xylophone: there is no such setting, got 1\n"),
+        ("sampling: {temprature: 1}", (), "sampling: unknown names temprature; did you mean temperature?"),
+        ("1: 2", (), "must hold names and values"),
+        ("parameters: {checkpointing: [2]}", ("--checkpoint-rows", "2"), "checkpointing: must hold names and values"),
+    ],
+)
+def test_unknown_settings_of_a_file_are_named_with_the_nearest_known_one(settings, options, message, rows, tmp_path):
+    (tmp_path / "job.yaml").write_text(f"input: {rows}\noutput: {tmp_path / 'out.jsonl'}\n{settings}\n")
+    run = batch("run", tmp_path / "job.yaml", *options)
+    assert run.exit_code == 1
+    assert message in run.stderr
+    assert not (tmp_path / "out.jsonl.progress").exists()
+
+
+def test_other_sampling_defaults_of_the_engine_are_another_configuration(model, rows, tmp_path):
+    arguments = (rows, tmp_path / "out.jsonl", "--model", model, *ENGINE, "--override-generation-config")
+    assert batch("run", *arguments, '{"temperature": 0.5}').exit_code == 0
+    changed = batch("run", *arguments, '{"temperature": 0.9}')
+    assert changed.exit_code == 1
+    assert 'override_generation_config: {"temperature":0.5}, now {"temperature":0.9}' in changed.stderr

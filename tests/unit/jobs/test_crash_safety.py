@@ -1,15 +1,20 @@
 """A job that loses power at any operation, and is run again, ends with the same bytes."""
 
+import gc
 import random
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from rayinfer.jobs.interfaces import JobError
+from rayinfer.jobs.parameters import job_parameters
 from rayinfer.jobs.progress.folder import ProgressFolder
 from rayinfer.jobs.sinks.formats import open_sink
 from rayinfer.jobs.sources.formats import open_source
 from rayinfer.jobs.storage.disk import Disk
 from rayinfer.jobs.verify import verify_job
+from support.fakes.fake_job import MemoryJob, NumberedRows
 from support.fakes.power_cut_disk import PowerCut, PowerCutDisk
 from support.jobs.copy_job import contents, copy_job
 
@@ -98,3 +103,59 @@ def test_an_unfinished_output_that_is_shorter_than_its_checkpoint_is_refused(inp
     next(tmp_path.glob(".out.jsonl.partial-*")).write_bytes(b"")
     with pytest.raises(JobError, match="fewer than the 11 of the checkpoint"):
         open_sink(tmp_path / "out.jsonl").open(offset)
+
+
+@dataclass
+class NextLease:
+    """Lease of one copy after another; the one before may run still, or not."""
+
+    fencing_token: int
+    predecessor_may_run: bool
+
+    def check(self) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+
+def shuffled_job(root: Path, output: str, disk: Disk, *, lease: NextLease, period_rows: int) -> MemoryJob:
+    """Make a job over rows that end out of order, with its output and progress on a disk."""
+    rows = NumberedRows(30, errors=frozenset({11}), prompt=lambda index: "x" * (1 + index * 7 % 30))
+    job = MemoryJob(rows, sink=open_sink(f"{root}/{output}", rows_per_part=4, disk=disk), lease=lease)
+    job.progress = ProgressFolder(root / "progress", disk)
+    job.parameters = job_parameters(checkpointing={"period_rows": period_rows}, window={"rows": 16})
+    return job
+
+
+@pytest.fixture
+def quick_collections():
+    """Take what was there before the jobs out of their garbage collections."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def test_copies_that_die_one_after_the_other_end_with_the_same_bytes(quick_collections, tmp_path):
+    output, chance, num_kept = "out.jsonl.gz", random.Random(1), 0
+    undisturbed = tmp_path / "undisturbed"
+    undisturbed.mkdir()
+    shuffled_job(undisturbed, output, Disk(), lease=NextLease(1, False), period_rows=5).run()
+    for attempt in range(5):
+        root = tmp_path / f"attempt-{attempt}"
+        root.mkdir()
+        for token in range(1, 200):
+            disk = PowerCutDisk(root, chance.randint(5, 90))
+            lease = NextLease(token, chance.random() < 0.3)
+            # Checkpoints are at other rows each time, as they are by seconds.
+            job = shuffled_job(root, output, disk, lease=lease, period_rows=chance.randint(1, 9))
+            try:
+                job.run()
+                break
+            except PowerCut:
+                num_kept += bool(job.progress.load_rows_ahead())
+                if chance.random() < 0.5:
+                    disk.lose_unsynced()
+        assert contents(root) == contents(undisturbed)
+        assert not [name for name in job.progress.store.names() if name.startswith("rows-ahead")]
+    assert num_kept > 3

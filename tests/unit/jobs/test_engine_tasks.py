@@ -91,7 +91,7 @@ def test_another_configuration_is_refused_unless_it_is_wanted(folder):
 
 WRONG = {
     "workers: Input should be greater than or equal to 1": {"workers": 0},
-    "colour: Extra inputs": {"colour": 1},
+    "colour: there is no such setting": {"colour": 1},
     "sampling: unknown names temprature": {"sampling": {"temprature": 1}},
     "temperature must lie in": {"sampling": {"temperature": 3}},
     "task: 'x' generates text": {"task": "embed"},

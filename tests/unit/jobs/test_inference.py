@@ -253,7 +253,7 @@ INVALID = {
     "period_steps must be at least warmup_steps": {
         "profiling": {"traces_dir": "t", "period_steps": 2, "warmup_steps": 1, "active_steps": 2}
     },
-    "colour: Extra inputs are not permitted": {"colour": "red"},
+    "colour: there is no such setting, got 'red'": {"colour": "red"},
 }
 
 

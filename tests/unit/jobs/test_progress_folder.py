@@ -92,3 +92,25 @@ def test_rows_ahead_belong_to_the_newest_whole_checkpoint(folder):
     assert folder.load_rows_ahead() == b""
     folder.commit({})
     assert not any(name.startswith("rows-ahead") for name in folder.store.names())
+
+
+def test_rows_ahead_of_killed_copies_do_not_stay(folder, monkeypatch):
+    ahead = Progress(**{name: getattr(PROGRESS, name) for name in PROGRESS.__slots__} | {"rows_ahead": 2})
+    names = lambda: [name for name in folder.store.names() if name.startswith("rows-ahead")]  # noqa: E731
+    folder.save(ahead, b"two rows")
+    written = names()[0]
+    folder.store.write(f"{written[:-1]}2", b"killed before its checkpoint")
+    later = Progress(**{name: getattr(ahead, name) for name in ahead.__slots__} | {"fencing_token": 7})
+    folder.save(later, b"two rows")
+    assert names()[0] == written  # of the checkpoint before, in case the newest is damaged
+    folder.save(later, b"others")
+    assert len(names()) == 2
+    assert folder.load_rows_ahead() == b"others"
+
+    def killed(name, data):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(folder.store, "write", killed)
+    with pytest.raises(KeyboardInterrupt):
+        folder.commit({})
+    assert names() == []

@@ -109,6 +109,33 @@ def test_a_job_that_ended_between_output_and_record_finishes_again(output, tmp_p
     again.close()
 
 
+@pytest.mark.parametrize("fence", [False, True])
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_a_job_killed_again_and_again_before_its_checkpoint_goes_on_from_the_one_before(output, fence, tmp_path):
+    location = location_of(tmp_path, output)
+    sink = open_sink(location, rows_per_part=2)
+    sink.open(None)
+    sink.write(ROWS[:3])
+    offset = sink.flush()
+    for num_flushed in (9, 7, 5, 3):  # at other rows each time: checkpoints are due by time, too
+        sink.write(ROWS[3:num_flushed])
+        sink.flush()  # and killed
+        sink.close()
+        sink = open_sink(location, rows_per_part=2)
+        sink.open(offset, fence=fence)
+    sink.write(ROWS[3:])
+    sink.flush()
+    described = sink.finalize()
+    sink.clean_up()
+    sink.close()
+    (tmp_path / "plain").mkdir()
+    undisturbed = open_sink(location_of(tmp_path / "plain", output), rows_per_part=2)
+    undisturbed.open(None)
+    undisturbed.write(ROWS)
+    assert undisturbed.finalize() == described
+    undisturbed.close()
+
+
 @pytest.mark.parametrize("output", ["out.jsonl", "parts.jsonl/", "out.sqlite"])
 def test_verification_finds_what_is_wrong(output, source, tmp_path):
     location = location_of(tmp_path, output)
