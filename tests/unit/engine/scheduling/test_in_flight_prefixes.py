@@ -78,7 +78,7 @@ def test_a_waiter_takes_over_when_the_writer_is_preempted(sizes):
 
 @SIZES
 def test_a_waiter_takes_over_when_the_writers_step_fails(sizes):
-    failures = iter([None, RuntimeError("this step breaks")])
+    failures = iter([None, *[RuntimeError("this step breaks")] * 2])
     driven = duplicates(2, **sizes, failure=lambda context: next(failures, None))
     driven.run()
     assert driven.reasons() == {"twin 0": "error", "twin 1": "length"}
