@@ -219,7 +219,8 @@ def test_the_choice_of_kernels_is_kept_in_the_cache_folder(build, tmp_path):
     assert any(name.endswith("linear 144x48") for name in ratios)
     file.write_text(json.dumps(dict.fromkeys(ratios, 2.0)))  # as if torch's were twice as fast
     build(tmp_path)
-    assert set(json.loads(file.read_text()).values()) == {2.0}
+    again = json.loads(file.read_text())  # of a stack of layers whose products are others now, there is another time
+    assert {again[name] for name in ratios} == {2.0}
     file.write_text("{")
     build(tmp_path)
-    assert set(json.loads(file.read_text())) == set(ratios)
+    assert any(name.endswith("linear 144x48") for name in json.loads(file.read_text()))
