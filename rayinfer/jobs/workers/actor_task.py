@@ -5,7 +5,6 @@ Ray is imported here, so this module is loaded by jobs with several workers only
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,13 +24,14 @@ from rayinfer.jobs.providers import (
     SeededRow,
     TaskProvider,
 )
+from rayinfer.jobs.workers.row_queue import MAX_DEATHS, RowQueue
 from rayinfer.jobs.workers.worker_process import Exchange, WorkerProcess, WorkerReport
 
-MAX_DEATHS = 3  # of a worker, one after the other, without a row that it finished
+MAX_STARTS = 3  # of one worker, one after the other, none of which got ready
 
 
 class WorkerLost(JobError):
-    """A worker that dies again and again, or cannot be started."""
+    """A worker that cannot be started, or a row with which workers die again and again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class _Worker:
     rows: dict[int, SeededRow] = field(default_factory=dict)
     work_done: int = 0
     num_rows: int = 0  # finished so far
-    num_deaths: int = 0  # since the last finished row
+    num_lost_starts: int = 0  # since it was last ready
 
     @property
     def name(self) -> str:
@@ -100,7 +100,7 @@ class WorkerActors:
         self._context = context
         self._clock = clock
         self._actor_class = ray.remote(WorkerProcess).options(**_resources(context.mesh.data_parallel))
-        self._waiting: deque[SeededRow] = deque()
+        self._queue = RowQueue()
         self._num_changes = 0
         self._workers: list[_Worker] = []
         for number in range(context.mesh.data_parallel):
@@ -133,7 +133,7 @@ class WorkerActors:
 
     def submit(self, rows: Sequence[SeededRow]) -> None:
         """Queue rows for the workers."""
-        self._waiting.extend(rows)
+        self._queue.extend(rows)
 
     def collect(self, timeout_s: float) -> list[RowOutput]:
         """Send rows to workers with room and wait for outputs; raises WorkerLost."""
@@ -167,24 +167,15 @@ class WorkerActors:
                 worker.call = worker.actor.exchange.remote(rows)
 
     def _take_rows(self, worker: _Worker) -> list[SeededRow]:
-        """Take a worker's part of the waiting rows, in whole batches."""
+        """Take a worker's part of the waiting rows."""
         assert worker.report is not None
-        room = worker.report.capacity - len(worker.rows)
-        room = min(room, max(1, math.ceil(len(self._waiting) / len(self._workers))))
-        size = worker.report.batch_rows
-        taken: list[SeededRow] = []
-        is_idle = not any(each.rows for each in self._workers)
-        while self._waiting and len(taken) < room:
-            number = self._waiting[0].row.index // size
-            batch = []
-            while self._waiting and self._waiting[0].row.index // size == number:
-                batch.append(self._waiting.popleft())
-            is_whole = bool(self._waiting) or batch[-1].row.index % size == size - 1
-            if not is_whole and not is_idle and not taken:
-                self._waiting.extendleft(reversed(batch))  # its other rows may follow
-                break
-            taken += batch
-        return taken
+        share = max(1, math.ceil(len(self._queue) / len(self._workers)))
+        return self._queue.take(
+            worker.rows,
+            room=min(worker.report.capacity - len(worker.rows), share),
+            batch_rows=worker.report.batch_rows,
+            is_idle=not any(each.rows for each in self._workers),
+        )
 
     def _receive(self, worker: _Worker) -> list[RowOutput]:
         call, worker.call = worker.call, None
@@ -203,7 +194,7 @@ class WorkerActors:
             raise WorkerLost(f"{worker.name}: {type(cause).__name__}: {cause}") from error
         worker.since = self._clock()
         if isinstance(result, WorkerReport):
-            worker.report = result
+            worker.report, worker.num_lost_starts = result, 0
             return []
         return self._take_outputs(worker, result)
 
@@ -212,9 +203,8 @@ class WorkerActors:
             worker.work_done = result.work_done
         for output in result.outputs:
             del worker.rows[output.index]
+            self._queue.finish(output.index)
         worker.num_rows += len(result.outputs)
-        if result.outputs:
-            worker.num_deaths = 0
         return result.outputs
 
     def _replace_stuck(self) -> None:
@@ -229,15 +219,15 @@ class WorkerActors:
 
     def _replace(self, worker: _Worker, error: Exception) -> None:
         """Start another actor in a worker's place; its rows go to whichever has room first."""
-        worker.num_deaths += 1
-        if worker.num_deaths >= MAX_DEATHS:
-            rows = ", ".join(sorted(each.row.id for each in worker.rows.values())[:5])
-            reason = " ".join(str(error).split())
-            raise WorkerLost(
-                f"{worker.name} died {MAX_DEATHS} times without finishing a row (rows {rows or 'none'}): {reason:.300}"
-            ) from error
+        reason = f"{' '.join(str(error).split()):.300}"
+        worker.num_lost_starts += worker.report is None
+        if worker.num_lost_starts >= MAX_STARTS:
+            raise WorkerLost(f"{worker.name} died {MAX_STARTS} times while it started: {reason}") from error
+        fatal = self._queue.return_rows(worker.rows)
+        if fatal:
+            rows = ", ".join(each.row.id for each in fatal[:5])
+            raise WorkerLost(f"{MAX_DEATHS} workers died with {rows}, the last with no other rows: {reason}") from error
         ray.kill(worker.actor)
-        self._waiting = deque(sorted([*worker.rows.values(), *self._waiting], key=lambda each: each.row.index))
         worker.rows.clear()
         self._start(worker)
 
