@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,9 @@ from rayinfer.engine.scheduling.kv_offload import KVOffload
 from rayinfer.engine.scheduling.request import Request
 from rayinfer.engine.scheduling.request_checks import checked_source
 from rayinfer.engine.scheduling.scheduler import Scheduler
+from rayinfer.engine.scheduling.stored_prefixes import StoredPrefixes
 from rayinfer.engine.worker.cpu_kernels import use_cpu_kernels
+from rayinfer.engine.worker.machine_store import check_store_settings
 from rayinfer.engine.worker.worker import Worker, build_worker
 from rayinfer.errors import ConfigError
 from rayinfer.kv_cache.block_manager import BlockManager
@@ -99,6 +102,10 @@ def _assemble(
     offload = None
     if worker.num_offload_blocks:
         offload = KVOffload(worker.num_offload_blocks, config.block_size, enable_prefix_caching=caches_prefixes)
+    stored_prefixes = None
+    if config.kv_store_gib is not None:
+        kernels = _kernels(any_device(), torch_dtype(config.dtype, model))
+        stored_prefixes = StoredPrefixes(block_manager, partial(worker.open_transfers, kernels))
     scheduler = Scheduler(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -108,6 +115,7 @@ def _assemble(
         forced_end_token_id=model.forced_end_token_id,
         enable_prefix_caching=caches_prefixes,
         offload=offload,
+        stored_prefixes=stored_prefixes,
         max_concurrent_batches=executor.max_concurrent_batches,
         supports_async_scheduling=executor.supports_async_scheduling,
     )
@@ -158,6 +166,7 @@ def _check_settings(config: EngineConfig, folder: Path) -> ModelConfig:
     model, device = read_model_config(folder), any_device()
     dtype = torch_dtype(config.dtype, model)
     check_device(config, device, dtype)
+    check_store_settings(config, model, device)
     measured = measured_model(config.model, folder)
     for mode in (config.quantization, None if config.kv_cache_dtype == "auto" else f"{config.kv_cache_dtype}-kv"):
         if mode is not None:

@@ -17,6 +17,7 @@ from rayinfer.engine.worker.encoder_decoder_runner import EncoderDecoderRunner
 from rayinfer.engine.worker.graphs.cuda_graphs import CudaGraphs
 from rayinfer.engine.worker.graphs.decode_graphs import DecodeGraphs, Draw
 from rayinfer.engine.worker.in_process_executor import InProcessExecutor
+from rayinfer.engine.worker.machine_store import open_transfers
 from rayinfer.engine.worker.model_memory import ModelMemory
 from rayinfer.engine.worker.model_runner import ModelRunner
 from rayinfer.engine.worker.padding import Padding
@@ -30,6 +31,7 @@ from rayinfer.errors import ConfigError
 from rayinfer.grammars.compiler import GrammarCompiler
 from rayinfer.kv_cache.cache_tensors import BlockShape
 from rayinfer.kv_cache.pool_size import count_kv_blocks, count_offload_blocks, count_static_blocks
+from rayinfer.kv_store.transfers import BlockTransfers
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.encoder_decoder import EncoderDecoder
 from rayinfer.models.loader import torch_dtype
@@ -66,6 +68,7 @@ class Worker(ABC):
         self.grammars = self._new_grammars()
         memory = self._load_model()
         self.num_offload_blocks = memory.num_offload_blocks
+        self._block_views = memory.block_views
         runner = self._new_runner(memory)
         graphs = self._new_graphs(runner) if self._uses_graphs else None
         self.max_cudagraph_capture_size = 0 if graphs is None else graphs.sizes[-1]  # in requests; 0: no graphs
@@ -90,6 +93,11 @@ class Worker(ABC):
     def num_padding_tokens(self) -> int:
         """Tokens that padding may add to a step."""
         return 0
+
+    def open_transfers(self, kernels: str) -> BlockTransfers:
+        """Open the machine's KV block store for blocks that these kernels compute; raises ConfigError."""
+        size = (self.config, self._folder, self._block_shape, self._block_views)
+        return open_transfers(*size, longest_sequence=self._longest, kernels=kernels)
 
     @abstractmethod
     def _count_blocks(self, block_bytes: int, reserved_bytes: int) -> int:
@@ -143,6 +151,7 @@ class Worker(ABC):
             dtype=_CACHE_TYPES.get(self.config.kv_cache_dtype, self._dtype),
             computed_on=self._device,
         )
+        self._block_shape = shape
         num_blocks, num_offload_blocks = self._agree_on_blocks(shape)
         self.num_blocks = num_blocks - self.num_scratch  # of the pool, for requests
         self.max_model_len = min(self._longest, self.num_blocks * self.config.block_size)
