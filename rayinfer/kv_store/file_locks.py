@@ -16,7 +16,6 @@ from rayinfer.kv_store.file_format import PAGE_BYTES, FileHeader
 
 _logger = logging.getLogger(__name__)
 
-_OPEN_TIMEOUT_S = 5.0
 _RETRY_S = 0.01
 LOCK_SUFFIX = ".lock"
 
@@ -30,13 +29,13 @@ class LockedFile:
     is_remade: bool  # it was there, but was damaged, foreign, or of another size
 
 
-def open_locked(path: Path, wanted: FileHeader) -> LockedFile:
+def open_locked(path: Path, wanted: FileHeader, timeout_s: float) -> LockedFile:
     """Open the file of this identity, or make it; raises OSError.
 
     Where other engines use it, its size is theirs. Otherwise a file that is not whole, not ours or of another size is
-    replaced by an empty one.
+    replaced by an empty one. `timeout_s` is for a process that makes it meanwhile.
     """
-    deadline = time.monotonic() + _OPEN_TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         try:
@@ -126,6 +125,6 @@ def _is_of_same_blocks(header: FileHeader, wanted: FileHeader) -> bool:
 
 def _is_at(descriptor: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+        return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from rayinfer.kv_store.contents import CONTENT_BYTES
 from rayinfer.kv_store.file_format import (
@@ -27,7 +26,7 @@ from rayinfer.kv_store.file_format import (
 )
 from rayinfer.kv_store.file_locks import LOCK_SUFFIX, open_locked, try_lock
 
-Pieces = Sequence[NDArray[np.uint8]]  # a block, layer by layer, as it lies in the engine's pool
+Pieces = Sequence[memoryview]  # a block, layer by layer, as it lies in the engine's pool
 
 _LOCK_TIMEOUT_S = 0.2  # a writer needs a millisecond; one that is stopped must not stop the others
 _LOCK_RETRY_S = 0.001
@@ -40,8 +39,8 @@ class SlotFile:
     A block is never more recently used than its parent, so a prefix is evicted from its end.
     """
 
-    def __init__(self, path: Path, wanted: FileHeader) -> None:
-        locked = open_locked(path, wanted)
+    def __init__(self, path: Path, wanted: FileHeader, *, timeout_s: float = 5.0) -> None:
+        locked = open_locked(path, wanted, timeout_s)
         self.layout = layout = locked.header.layout
         self._descriptor = locked.descriptor
         self._writer_lock = os.open(path.with_suffix(LOCK_SUFFIX), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -159,11 +158,11 @@ class SlotFile:
 
     def _read_verified(self, slot: int, key: bytes, content: bytes, pieces: Pieces) -> bool:
         digest = self._digests[slot].tobytes()
-        num_read = os.preadv(self._descriptor, list(pieces), self.layout.slot_offset(slot))
+        num_read = os.preadv(self._descriptor, pieces, self.layout.slot_offset(slot))
         return num_read == self.layout.block_bytes and _digest(key, content, pieces) == digest
 
     def _write_slot(self, slot: int, pieces: Pieces) -> None:
-        num_written = os.pwritev(self._descriptor, list(pieces), self.layout.slot_offset(slot))
+        num_written = os.pwritev(self._descriptor, pieces, self.layout.slot_offset(slot))
         if num_written != self.layout.block_bytes:
             raise OSError(f"{num_written} of {self.layout.block_bytes} bytes of a KV block could be written")
 

@@ -47,9 +47,12 @@ class KVBlockStore:
         """Keep a block in memory, and later on the disk; returns whether memory has it."""
         if not self._write_to_memory(name, pieces, parent, stamp):
             return False
-        if self._disk is not None and self._behind is not None:
-            if not self._disk.note_use(name.key, name.content, stamp):
-                self._behind.add(name.key, name.content, parent, stamp)
+        if (
+            self._behind is not None
+            and self._disk is not None
+            and not self._disk.note_use(name.key, name.content, stamp)
+        ):
+            self._behind.add(name.key, name.content, parent, stamp)
         return True
 
     @property

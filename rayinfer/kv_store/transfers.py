@@ -150,7 +150,7 @@ class BlockTransfers:
         )
         num_blocks, num_from_disk, parent = 0, 0, transfer.parent
         for block, block_hash, content in zip(transfer.blocks, transfer.block_hashes, contents, strict=True):
-            pieces: Pieces = [view[block] for view in views]
+            pieces: Pieces = [view[block].data for view in views]
             name = BlockName(block_hash, content)
             if transfer.is_load:
                 tier = self._store.load(name, pieces, parent, stamp - num_blocks)

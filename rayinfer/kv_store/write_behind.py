@@ -4,8 +4,6 @@ import logging
 import threading
 from collections import deque
 
-import numpy as np
-
 from rayinfer.kv_store.slot_file import SlotFile
 from rayinfer.kv_store.thread_priority import lower_priority
 
@@ -50,7 +48,7 @@ class WriteBehind:
 
     def _run(self) -> None:
         lower_priority()
-        piece = np.empty(self._source.layout.block_bytes, np.uint8)
+        piece = memoryview(bytearray(self._source.layout.block_bytes))
         has_failed = False
         while True:
             with self._changed:

@@ -70,10 +70,8 @@ class RunningBatch:
         while last < len(reusable) and self.in_flight_prefixes.is_pending(reusable[last], request):
             last += 1
         if last == len(prefix.blocks):
-            stored = self._stored_prefixes
-            return stored is not None and stored.wait_for_load(
-                request, prefix, reusable, self._headroom(len(self.table))
-            )
+            stored, headroom = self._stored_prefixes, self._headroom(len(self.table))
+            return stored is not None and stored.wait_for_load(request, prefix, reusable, headroom)
         # For the last of them: it is queued again once, not block by block.
         self.in_flight_prefixes.add_waiter(request, reusable[last - 1])
         return True
@@ -201,17 +199,21 @@ class RunningBatch:
                 self._stored_prefixes.offer(table.request_at(row), token_ids, blocks, first)
                 self._num_offered_blocks[row] = end
 
+    def has_transfers(self) -> bool:
+        """Return whether blocks are being copied to or from the store."""
+        return self._stored_prefixes is not None and self._stored_prefixes.has_transfers()
+
     def finish_transfers(self, *, drain: bool = False) -> list[Request]:
         """Free blocks that were copied to or from the store; returns the requests that waited for loaded ones.
 
         With `drain`, wait for all copies.
         """
         stored = self._stored_prefixes
-        if stored is None or stored.is_idle:
+        if stored is None or not self.has_transfers():
             return []
         finished: FinishedLoads = stored.drain() if drain else stored.finish()
         self._is_finite[finished.blocks] = True
-        if stored.is_idle:
+        if not self.has_transfers():
             self.num_rows_freed += 1  # a request may fit now
         return finished.waiters
 

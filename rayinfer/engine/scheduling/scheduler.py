@@ -226,7 +226,7 @@ class Scheduler:
     def _wait_for_transfers(self) -> None:
         """Wait a moment for blocks of the machine's store if there is nothing else to do."""
         stored = self._stored_prefixes
-        if stored is not None and not stored.is_idle and not self._schedule.has_unknown_tokens:
+        if stored is not None and stored.has_transfers() and not self._schedule.has_unknown_tokens:
             stored.wait(TRANSFER_WAIT_S)
 
     def _take_new_requests(self) -> tuple[NewRequestData, ...]:

@@ -55,10 +55,9 @@ class StoredPrefixes:
 
     # Loads
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no block is being copied."""
-        return not (self._loads or self._num_offered)
+    def has_transfers(self) -> bool:
+        """Return whether blocks are being copied."""
+        return bool(self._loads or self._num_offered)
 
     def wait_for_load(
         self, request: Request, prefix: CachedPrefix, block_hashes: Sequence[bytes], num_blocks_headroom: int

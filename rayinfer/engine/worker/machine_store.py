@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
@@ -58,16 +59,16 @@ def open_transfers(
     memory_folder, memory_bytes = shared_memory_folder(), int(config.kv_store_gib * _GIB)
     _check_fits("kv_store_gib", memory_bytes, memory_folder, "more shared memory (Docker: --shm-size)")
     identity = _identity(config, folder, shape, longest_sequence, kernels)
-    facts = {"identity": identity, "label": config.model, "block_bytes": shape.num_bytes}
+    open_file = partial(open_slot_file, identity=identity, label=config.model, block_bytes=shape.num_bytes)
     if config.kv_store_disk_gib is None:
-        memory = open_slot_file(memory_folder, max_bytes=memory_bytes, **facts)
+        memory = open_file(memory_folder, max_bytes=memory_bytes)
         return BlockTransfers(KVBlockStore(memory), views, config.block_size)
     disk_folder = Path(config.kv_store_folder) if config.kv_store_folder else kv_store_folder()
     disk_bytes = int(config.kv_store_disk_gib * _GIB)
     _check_fits("kv_store_disk_gib", disk_bytes, disk_folder, "another kv_store_folder")
-    memory = open_slot_file(memory_folder, max_bytes=memory_bytes, **facts)
+    memory = open_file(memory_folder, max_bytes=memory_bytes)
     try:
-        disk = open_slot_file(disk_folder, max_bytes=disk_bytes, **facts)
+        disk = open_file(disk_folder, max_bytes=disk_bytes)
     except ConfigError:
         memory.close()
         raise
@@ -78,16 +79,15 @@ def _check_fits(name: str, num_bytes: int, folder: Path, remedy: str) -> None:
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     total = shutil.disk_usage(there).total
     if num_bytes > total:
-        raise ConfigError(
-            f"{name} {num_bytes / _GIB:g} is more than the {total / _GIB:.1f} GiB of {there}: give {remedy}"
-        )
+        size = f"{total / _GIB:.1f} GiB"
+        raise ConfigError(f"{name} {num_bytes / _GIB:g} is more than the {size} of {there}: give {remedy}")
 
 
 def _identity(config: ResolvedConfig, folder: Path, shape: BlockShape, longest_sequence: int, kernels: str) -> bytes:
     """Digest all that a block's bytes depend on besides its salt and tokens."""
     facts = {
         "version": __version__,
-        "checkpoint": checkpoint_digest(folder, cache_folder() / "packed" / DIGESTS),
+        "weights": _weights_digest(config, folder),
         "load_format": config.load_format,
         "dtype": config.dtype,
         "quantization": config.quantization,
@@ -98,6 +98,12 @@ def _identity(config: ResolvedConfig, folder: Path, shape: BlockShape, longest_s
         "kernels": [kernels, _kernels_digest()],
     }
     return blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=IDENTITY_BYTES).digest()
+
+
+def _weights_digest(config: ResolvedConfig, folder: Path) -> str:
+    if config.load_format == "dummy":  # they follow from the configuration
+        return xxhash.xxh3_128_hexdigest((folder / "config.json").read_bytes())
+    return checkpoint_digest(folder, cache_folder() / "packed" / DIGESTS)
 
 
 def _kernels_digest() -> str:
