@@ -26,7 +26,7 @@ class LockedFile:
 
     descriptor: int
     header: FileHeader
-    is_remade: bool  # it was there, but was damaged, foreign, or of another size
+    was_damaged: bool  # or foreign, and was made anew
 
 
 def open_locked(path: Path, wanted: FileHeader, timeout_s: float) -> LockedFile:
@@ -82,16 +82,16 @@ def _lock_and_check(descriptor: int, path: Path, wanted: FileHeader) -> LockedFi
     """Lock the file and check that it is whole, or make it; None to try again."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         raise OSError(f"{path} is no file")
-    is_remade = False
+    was_damaged = False
     if try_lock(descriptor, exclusive=True):
-        is_remade = _make_unless_whole(descriptor, path, wanted)
+        was_damaged = _make_unless_whole(descriptor, path, wanted)
     if not try_lock(descriptor, exclusive=False):
         return None
     header = read_header(descriptor)
     # It may have been deleted, or be another's attempt to make it, before the lock was taken.
     if not _is_at(descriptor, path) or header is None or not _is_of_same_blocks(header, wanted):
         return None
-    return LockedFile(descriptor=descriptor, header=header, is_remade=is_remade)
+    return LockedFile(descriptor=descriptor, header=header, was_damaged=was_damaged)
 
 
 def read_header(descriptor: int) -> FileHeader | None:
@@ -103,20 +103,20 @@ def read_header(descriptor: int) -> FileHeader | None:
 
 
 def _make_unless_whole(descriptor: int, path: Path, wanted: FileHeader) -> bool:
-    """Make an empty file of what is none yet; returns whether something was in its place."""
-    size = os.fstat(descriptor).st_size
-    header = read_header(descriptor)
-    if header is not None and _is_of_same_blocks(header, wanted) and header.layout == wanted.layout:
+    """Make an empty file of what is none yet; returns whether something damaged or foreign was in its place."""
+    size, header = os.fstat(descriptor).st_size, read_header(descriptor)
+    is_ours = header is not None and _is_of_same_blocks(header, wanted)
+    if is_ours and header is not None and header.layout == wanted.layout:
         return False
     if size:
-        cause = "is damaged or foreign" if header is None or header.layout == wanted.layout else "has another size"
+        cause = "has another size" if is_ours else "is damaged or foreign"
         _logger.warning("KV store %s %s: it begins anew, without the blocks that it held", path, cause)
     os.ftruncate(descriptor, 0)
     os.ftruncate(descriptor, wanted.layout.num_bytes)
     # What is mapped must have its memory: a write to a page that cannot be had would end the process.
     os.posix_fallocate(descriptor, 0, wanted.layout.data_offset)
     os.pwrite(descriptor, wanted.encode(), 0)  # last: without it the file is not whole
-    return size > 0
+    return size > 0 and not is_ours
 
 
 def _is_of_same_blocks(header: FileHeader, wanted: FileHeader) -> bool:

@@ -57,7 +57,7 @@ class SlotFile:
         self._known_slots: dict[bytes, int] = {}  # where keys were last; another process may have moved them
         self.num_written = 0
         self.num_evicted = 0
-        self.num_damaged = int(locked.is_remade)  # files and blocks
+        self.num_damaged = int(locked.was_damaged)  # files and blocks
 
     @property
     def num_bytes(self) -> int:

@@ -10,6 +10,8 @@ from rayinfer.kv_store.write_behind import WriteBehind
 
 _logger = logging.getLogger(__name__)
 
+_FLUSH_S = 2.0
+
 Tier = Literal["memory", "disk"]
 
 
@@ -85,8 +87,9 @@ class KVBlockStore:
         return self._behind is None or self._behind.flush(timeout_s)
 
     def close(self) -> None:
-        """Close the files, which stay; what is still to be written to the disk is dropped."""
+        """Close the files, which stay; what is not on the disk within two seconds is not written there."""
         if self._behind is not None:
+            self._behind.flush(_FLUSH_S)
             self._behind.close()
         self._memory.close()
         if self._disk is not None:

@@ -163,7 +163,9 @@ def test_a_request_that_needs_all_blocks_waits_for_those_that_are_being_stored(t
 def test_blocks_that_are_not_finite_are_never_stored(tmp_path):
     bad = numbers(30)
     spoilt = drive(
-        open_store=store_at(tmp_path), answer=lambda context: INVALID if context[:30] == bad else mixed_answer(context)
+        budget=8,  # so that blocks are written before the first token shows it
+        open_store=store_at(tmp_path),
+        answer=lambda context: INVALID if context[:30] == bad else mixed_answer(context),
     )
     spoilt.add("bad", bad)
     spoilt.run()
