@@ -102,10 +102,6 @@ def _assemble(
     offload = None
     if worker.num_offload_blocks:
         offload = KVOffload(worker.num_offload_blocks, config.block_size, enable_prefix_caching=caches_prefixes)
-    stored_prefixes = None
-    if config.kv_store_gib is not None:
-        kernels = _kernels(any_device(), torch_dtype(config.dtype, model))
-        stored_prefixes = StoredPrefixes(block_manager, partial(worker.open_transfers, kernels))
     scheduler = Scheduler(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -115,7 +111,7 @@ def _assemble(
         forced_end_token_id=model.forced_end_token_id,
         enable_prefix_caching=caches_prefixes,
         offload=offload,
-        stored_prefixes=stored_prefixes,
+        stored_prefixes=_stored_prefixes(model, worker, block_manager),
         max_concurrent_batches=executor.max_concurrent_batches,
         supports_async_scheduling=executor.supports_async_scheduling,
     )
@@ -153,6 +149,14 @@ def _assemble(
     if seq2seq is None:
         return Engine(**parts, seed=config.seed)
     return EncoderDecoderEngine(seq2seq=seq2seq, **parts, seed=config.seed)
+
+
+def _stored_prefixes(model: ModelConfig, worker: Worker, block_manager: BlockManager) -> StoredPrefixes | None:
+    """Open the machine's KV block store, if the settings have one."""
+    if worker.config.kv_store_gib is None:
+        return None
+    kernels = _kernels(any_device(), torch_dtype(worker.config.dtype, model))
+    return StoredPrefixes(block_manager, partial(worker.open_transfers, kernels))
 
 
 def _recorded(given: EngineConfig, resolved: EngineConfig, num_blocks: int) -> EngineConfig:

@@ -21,7 +21,7 @@ _HEADER = struct.Struct(f"<16s{IDENTITY_BYTES}sQQ{_LABEL_BYTES}s")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileLayout:
-    """Where a file of so many slots has what; slots begin at pages."""
+    """Places of header, table and slots in a file; slots begin at pages."""
 
     block_bytes: int
     num_slots: int

@@ -17,7 +17,7 @@ Tier = Literal["memory", "disk"]
 
 @dataclass(frozen=True, slots=True)
 class BlockName:
-    """What a block is found by, and what its hit is verified by."""
+    """Name of a block: what it is found by, and what its hit is verified by."""
 
     key: bytes  # its chain hash
     content: bytes  # digest of its salt and of all tokens up to its end

@@ -92,11 +92,8 @@ class _Engine:
     """An engine in a process of its own."""
 
     def __init__(self, settings: Mapping[str, Any], memory: Path) -> None:
-        environment = os.environ | {"RAYINFER_SHARED_MEMORY": str(memory)}
-        command = (*_WORKER, json.dumps(settings))
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
+        command = ("env", f"RAYINFER_SHARED_MEMORY={memory}", *_WORKER, json.dumps(settings))
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.kernels: str = self._answer()["kernels"]
 
     def run(

@@ -24,7 +24,7 @@ class _Load:
 
 @dataclass(kw_only=True, slots=True)
 class FinishedLoads:
-    """What was loaded since the last time."""
+    """Blocks that were loaded since the last time, and the requests that waited for them."""
 
     blocks: list[int] = field(default_factory=list)  # stored in the prefix cache now
     waiters: list[Request] = field(default_factory=list)  # to be queued again

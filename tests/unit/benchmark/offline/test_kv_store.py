@@ -5,7 +5,7 @@ from support.tiny_models.tiny_checkpoints import make_tiny_llama
 def test_prefixes_are_found_by_other_processes_and_costs_are_compared(tmp_path):
     report = run_kv_store_benchmark(
         str(make_tiny_llama(tmp_path / "model")),
-        {"num_kv_blocks": 64, "dtype": "float32", "num_threads": 1, "kv_store_gib": 0.02, "kv_store_disk_gib": 0.03},
+        {"num_kv_blocks": 256, "dtype": "float32", "num_threads": 1, "kv_store_gib": 0.02, "kv_store_disk_gib": 0.03},
         prefix_tokens=200,
         num_prefixes=2,
         num_requests=2,
