@@ -45,16 +45,19 @@ class KVBlockStore:
         self._write_to_memory(name, pieces, parent, stamp)
         return "disk"
 
+    def note_use(self, name: BlockName, parent: bytes | None, stamp: int) -> bool:
+        """Note a use of a block, which goes to the disk if it is not there; returns whether memory has it."""
+        if not self._memory.note_use(name.key, name.content, stamp):
+            return False
+        if self._disk is not None and not self._disk.note_use(name.key, name.content, stamp):
+            self._write_behind(name, parent, stamp)
+        return True
+
     def keep(self, name: BlockName, pieces: Pieces, parent: bytes | None, stamp: int) -> bool:
         """Keep a block in memory, and later on the disk; returns whether memory has it."""
         if not self._write_to_memory(name, pieces, parent, stamp):
             return False
-        if (
-            self._behind is not None
-            and self._disk is not None
-            and not self._disk.note_use(name.key, name.content, stamp)
-        ):
-            self._behind.add(name.key, name.content, parent, stamp)
+        self._write_behind(name, parent, stamp)
         return True
 
     @property
@@ -94,6 +97,10 @@ class KVBlockStore:
         self._memory.close()
         if self._disk is not None:
             self._disk.close()
+
+    def _write_behind(self, name: BlockName, parent: bytes | None, stamp: int) -> None:
+        if self._behind is not None:
+            self._behind.add(name.key, name.content, parent, stamp)
 
     def _write_to_memory(self, name: BlockName, pieces: Pieces, parent: bytes | None, stamp: int) -> bool:
         try:

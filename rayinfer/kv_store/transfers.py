@@ -150,14 +150,15 @@ class BlockTransfers:
         )
         num_blocks, num_from_disk, parent = 0, 0, transfer.parent
         for block, block_hash, content in zip(transfer.blocks, transfer.block_hashes, contents, strict=True):
-            pieces: Pieces = [view[block].data for view in views]
-            name = BlockName(block_hash, content)
+            name, used = BlockName(block_hash, content), stamp - num_blocks
             if transfer.is_load:
-                tier = self._store.load(name, pieces, parent, stamp - num_blocks)
+                tier = self._store.load(name, _pieces_of(block, views), parent, used)
                 num_from_disk += tier == "disk"
                 is_copied = tier is not None
             else:
-                is_copied = self._store.keep(name, pieces, parent, stamp - num_blocks)
+                is_copied = self._store.note_use(name, parent, used) or self._store.keep(
+                    name, _pieces_of(block, views), parent, used
+                )
             if not is_copied:
                 break
             parent = block_hash
@@ -173,3 +174,7 @@ class BlockTransfers:
         now = time.monotonic()
         if now - self._counted_at >= _STATS_INTERVAL_S:
             self._num_bytes, self._counted_at = self._store.num_bytes, now
+
+
+def _pieces_of(block: int, views: BlockViews) -> Pieces:
+    return [view[block].data for view in views]

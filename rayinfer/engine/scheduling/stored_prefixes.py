@@ -1,5 +1,6 @@
 """Prefixes in the machine's KV block store: loads for waiting requests, and offers of what was computed here."""
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -7,9 +8,12 @@ from itertools import islice, takewhile
 
 from rayinfer.engine.plan.step_plan import Int32Array
 from rayinfer.engine.scheduling.request import Request, RequestStatus
+from rayinfer.errors import RayinferError
 from rayinfer.kv_cache.block_manager import BlockManager, CachedPrefix
 from rayinfer.kv_store.transfers import BlockTransfers, FinishedTransfer, Transfer
 from rayinfer.outputs import KVStoreStats
+
+_logger = logging.getLogger(__name__)
 
 _LONGEST_LOAD_S = 10.0  # after that, requests compute what they have waited for
 _PINNED_SHARE = 4  # one of so many blocks of the pool may be kept from being reused while it is offered
@@ -48,6 +52,7 @@ class StoredPrefixes:
         self._open_transfers = open_transfers
         self._transfers: BlockTransfers | None = open_transfers()
         self._clock = clock
+        self._has_failed = False  # to open the store again
         self._loads: dict[Transfer, _Load] = {}
         self._loading: dict[bytes, _Load] = {}  # by the hash of each of its blocks
         self._num_offered = 0  # blocks that are being copied to the store
@@ -135,6 +140,9 @@ class StoredPrefixes:
 
         What does not fit the queue is dropped.
         """
+        transfers = self._opened()
+        if transfers is None:
+            return
         room = self._blocks.num_blocks // _PINNED_SHARE - self._num_offered
         offered = blocks[first : first + max(0, room)]
         self._stats.dropped_blocks_total += len(blocks) - first - len(offered)
@@ -143,7 +151,7 @@ class StoredPrefixes:
         hashes = request.block_hashes.hashes
         self._blocks.pin(offered)
         self._num_offered += len(offered)
-        self._opened().start(
+        transfers.start(
             Transfer(
                 is_load=False,
                 salt=request.salt,
@@ -155,15 +163,22 @@ class StoredPrefixes:
             )
         )
 
-    def _opened(self) -> BlockTransfers:
-        if self._transfers is None:
-            self._transfers = self._open_transfers()
+    def _opened(self) -> BlockTransfers | None:
+        """Open the store if it was closed; None if that fails."""
+        if self._transfers is None and not self._has_failed:
+            try:
+                self._transfers = self._open_transfers()
+            except (RayinferError, OSError) as error:
+                self._has_failed = True
+                _logger.warning("the machine's KV block store is not used any more: %s", error)
         return self._transfers
 
     def _start_load(
         self, request: Request, prefix: CachedPrefix, block_hashes: Sequence[bytes], num_blocks_headroom: int
     ) -> _Load | None:
         first, transfers = len(prefix.blocks), self._opened()
+        if transfers is None:
+            return None
         found = list(takewhile(transfers.may_have, islice(block_hashes, first, None)))
         if not found:
             return None

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rayinfer.errors import ConfigError
 from rayinfer.kv_store.file_format import FileHeader, FileLayout
 from rayinfer.kv_store.slot_file import SlotFile
 from rayinfer.kv_store.store import KVBlockStore
@@ -196,6 +197,23 @@ def test_loads_and_offers_outlast_a_sleep(level, num_loaded, tmp_path):
     assert ask(driven, "c", numbers(30)) == 28
     assert hits(driven) == num_loaded  # level 2 also frees the blocks of the running one
     assert driven.engine.stats.kv_store.stored_blocks_total == 16
+
+
+def test_an_engine_whose_store_cannot_be_opened_again_goes_on_without(tmp_path):
+    openings = [store_at(tmp_path)()]
+
+    def open_once():
+        if not openings:
+            raise ConfigError("it is gone")
+        return openings.pop()
+
+    driven = drive(open_store=open_once)
+    ask(driven, "a", numbers(30))
+    driven.engine.control(Sleep(2))
+    driven.engine.control(Wake())
+    assert ask(driven, "b", numbers(30)) == 0
+    assert ask(driven, "c", numbers(30)) == 28  # of its own cache
+    assert driven.engine.stats.kv_store.stored_blocks_total == 8
 
 
 def test_offers_of_a_small_pool_are_dropped_and_counted(tmp_path):
