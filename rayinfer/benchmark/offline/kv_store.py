@@ -1,18 +1,16 @@
 """Use of the machine's KV block store: first tokens behind stored prefixes, and its cost where nothing is found."""
 
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from rayinfer.benchmark.load.workloads import offline_workload
+from rayinfer.benchmark.offline.engine_process import EngineProcess, PromptRunner
 from rayinfer.benchmark.report import Environment, Table, describe_environment
 from rayinfer.config import shared_memory_folder
 from rayinfer.errors import RayinferError
@@ -20,9 +18,8 @@ from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.models.model_config import read_model_config
 
 COST_LENGTHS = (32, 256)  # of prompts and of outputs
-_WORKER = (sys.executable, "-m", "rayinfer.benchmark.offline.kv_store_worker")
-
 Log = Callable[[str], None]
+NewEngine = Callable[[Mapping[str, Any], Path], PromptRunner]  # by settings and the folder of shared memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,10 +54,11 @@ class KVStoreReport:
     kernels: str
     prefix_tokens: int
     num_prefixes: int
+    num_streams: int
     num_requests: int
     num_rounds: int
-    memory_folder: str
     prefixes: list[PrefixResult]
+    streams_s: dict[str, float]  # until all streams at once have a token, by where their prefixes come from
     costs: list[CostResult]
     environment: Environment = field(default_factory=describe_environment)
 
@@ -74,11 +72,17 @@ class KVStoreReport:
             low, high = (round(100 * part, 1) for part in cost.range)
             share = f"{low:+} to {high:+}"
             costs.append((cost.tiers, cost.plain_tok_s, cost.store_tok_s, round(100 * cost.slower, 1), share))
+        streams = [(source, seconds) for source, seconds in self.streams_s.items()]
         return [
             Table(
                 f"first token behind a prefix of {self.prefix_tokens} tokens, {self.model}",
                 ("prefix", "median ms", "least", "most", "load alone ms", "times faster"),
                 rows,
+            ),
+            Table(
+                f"{self.num_streams} streams of {self.prefix_tokens} tokens that come at once, as from a lost engine",
+                ("prefixes", "seconds until each has a token"),
+                streams,
             ),
             Table(
                 "throughput without hits",
@@ -88,55 +92,18 @@ class KVStoreReport:
         ]
 
 
-class _Engine:
-    """An engine in a process of its own."""
-
-    def __init__(self, settings: Mapping[str, Any], memory: Path) -> None:
-        command = ("env", f"RAYINFER_SHARED_MEMORY={memory}", *_WORKER, json.dumps(settings))
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.kernels: str = self._answer()["kernels"]
-
-    def run(
-        self, prompts: Sequence[Sequence[int]], output_lengths: Sequence[int], *, one_by_one: bool
-    ) -> dict[str, Any]:
-        """Run prompts; returns their times."""
-        assert self._process.stdin is not None
-        asked = {"prompts": prompts, "output_lengths": output_lengths, "one_by_one": one_by_one}
-        self._process.stdin.write(json.dumps(asked) + "\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RayinferError(f"the engine's process ended with {self._process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-
 def run_kv_store_benchmark(
     model: str,
     settings: Mapping[str, Any],
     *,
     prefix_tokens: int,
     num_prefixes: int,
+    num_streams: int,
     num_requests: int,
     num_rounds: int,
     command: str,
     log: Log,
+    new_engine: NewEngine = EngineProcess,
 ) -> KVStoreReport:
     """Measure prefixes one by one from each place, then rounds of a batch with and without a store."""
     config = read_model_config(resolve_model(model))
@@ -151,22 +118,21 @@ def run_kv_store_benchmark(
     with _folders() as (memory, disk_folder):
         disk |= {"kv_store_folder": str(disk_folder)}
         prompts = offline_workload(num_prefixes, (prefix_tokens,) * 2, (1, 1), vocab_size=vocab_size, seed=1).prompts
-        prefixes, kernels = _measure_prefixes(plain | disk, prompts, memory, disk_folder, log)
+        prefixes, kernels = _measure_prefixes(plain | disk, prompts, memory, disk_folder, new_engine, log)
+        streams_s = _measure_streams(plain | store, prefix_tokens, num_streams, vocab_size, memory, new_engine, log)
         tiers = {"memory": plain | store, "memory and disk": plain | disk}
-        costs = [
-            _measure_cost(name, plain, each, num_requests, num_rounds, vocab_size, memory, log)
-            for name, each in tiers.items()
-        ]
+        costs = _measure_costs(plain, tiers, num_requests, num_rounds, vocab_size, memory, new_engine, log)
     return KVStoreReport(
         command=command,
         model=model,
         kernels=kernels,
         prefix_tokens=prefix_tokens,
         num_prefixes=num_prefixes,
+        num_streams=num_streams,
         num_requests=num_requests,
         num_rounds=num_rounds,
-        memory_folder=str(shared_memory_folder().parent),
         prefixes=prefixes,
+        streams_s=streams_s,
         costs=costs,
     )
 
@@ -183,7 +149,12 @@ def _folders() -> Iterator[tuple[Path, Path]]:
 
 
 def _measure_prefixes(
-    settings: Mapping[str, Any], prompts: Sequence[Sequence[int]], memory: Path, disk: Path, log: Log
+    settings: Mapping[str, Any],
+    prompts: Sequence[Sequence[int]],
+    memory: Path,
+    disk: Path,
+    new_engine: NewEngine,
+    log: Log,
 ) -> tuple[list[PrefixResult], str]:
     """Compute prefixes with one engine and use them with others, each in a process that starts afterwards."""
     lengths = [1] * len(prompts)
@@ -191,7 +162,7 @@ def _measure_prefixes(
 
     def measure(source: str, least_cached: int) -> str:
         log(f"prefixes: {source}")
-        with _Engine(settings, memory) as engine:
+        with new_engine(settings, memory) as engine:
             seen = engine.run(prompts, lengths, one_by_one=True)
         if min(seen["cached"]) < least_cached or (max(seen["cached"]) and not least_cached):
             raise RayinferError(f"{source}: {seen['cached']} tokens were found in the cache")
@@ -220,47 +191,76 @@ def _measure_prefixes(
     return results, kernels
 
 
-def _measure_cost(
-    tiers: str,
+def _measure_streams(
+    settings: Mapping[str, Any],
+    prefix_tokens: int,
+    num_streams: int,
+    vocab_size: int,
+    memory: Path,
+    new_engine: NewEngine,
+    log: Log,
+) -> dict[str, float]:
+    """Have one engine compute many prefixes at once, and another in a new process find them."""
+    workload = offline_workload(num_streams, (prefix_tokens,) * 2, (1, 1), vocab_size=vocab_size, seed=2)
+    seconds = {}
+    for source in ("computed", "shared memory"):
+        log(f"{num_streams} streams at once: {source}")
+        with new_engine(settings, memory) as engine:
+            seen = engine.run(workload.prompts, workload.output_lengths, one_by_one=False)
+            seconds[source] = round(seen["seconds"], 3)
+    _drop(memory.glob("*"))
+    return seconds
+
+
+def _measure_costs(
     plain: Mapping[str, Any],
-    with_store: Mapping[str, Any],
+    tiers: Mapping[str, Mapping[str, Any]],
     num_requests: int,
     num_rounds: int,
     vocab_size: int,
     memory: Path,
+    new_engine: NewEngine,
     log: Log,
-) -> CostResult:
-    """Run batches of new prompts with both engines in turns."""
-    seconds: dict[bool, list[float]] = {False: [], True: []}
-    num_tokens, dropped = [], 0
-    with _Engine(plain, memory) as without, _Engine(with_store, memory) as stored:
+) -> list[CostResult]:
+    """Run batches of new prompts with an engine without a store and with one of each kind, in turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in ("", *tiers)}
+    dropped = dict.fromkeys(seconds, 0)
+    num_tokens = []
+    with ExitStack() as stack:
+        engines = {
+            name: stack.enter_context(new_engine(tiers.get(name, plain), memory / f"of-{index}"))
+            for index, name in enumerate(seconds)
+        }
         for number in range(num_rounds + 1):  # the first one warms up
-            log(f"throughput with {tiers}: round {number} of {num_rounds}")
+            log(f"throughput: round {number} of {num_rounds}")
             workload = offline_workload(
                 num_requests, COST_LENGTHS, COST_LENGTHS, vocab_size=vocab_size, seed=100 + number
             )
-            for is_stored in (False, True) if number % 2 else (True, False):
-                engine = stored if is_stored else without
-                seen = engine.run(workload.prompts, workload.output_lengths, one_by_one=False)
+            for name in sorted(engines, reverse=number % 2 == 1):
+                seen = engines[name].run(workload.prompts, workload.output_lengths, one_by_one=False)
+                dropped[name] = seen["dropped"]
                 if number:
-                    seconds[is_stored].append(seen["seconds"])
-                dropped = max(dropped, seen["dropped"])
+                    seconds[name].append(seen["seconds"])
             if number:
                 num_tokens.append(sum(workload.output_lengths))
-    _drop(memory.glob("*"))
-    ratios = [ours / theirs - 1.0 for ours, theirs in zip(seconds[True], seconds[False], strict=True)]
     rates = {
-        kind: statistics.median(count / each for count, each in zip(num_tokens, times, strict=True))
-        for kind, times in seconds.items()
+        name: round(statistics.median(count / each for count, each in zip(num_tokens, times, strict=True)), 1)
+        for name, times in seconds.items()
     }
-    return CostResult(
-        tiers=tiers,
-        plain_tok_s=round(rates[False], 1),
-        store_tok_s=round(rates[True], 1),
-        slower=round(statistics.median(ratios), 4),
-        range=(round(min(ratios), 4), round(max(ratios), 4)),
-        dropped_blocks=dropped,
-    )
+    results = []
+    for name in tiers:
+        ratios = [ours / theirs - 1.0 for ours, theirs in zip(seconds[name], seconds[""], strict=True)]
+        results.append(
+            CostResult(
+                tiers=name,
+                plain_tok_s=rates[""],
+                store_tok_s=rates[name],
+                slower=round(statistics.median(ratios), 4),
+                range=(round(min(ratios), 4), round(max(ratios), 4)),
+                dropped_blocks=dropped[name],
+            )
+        )
+    return results
 
 
 def _drop(files: Iterator[Path]) -> None:

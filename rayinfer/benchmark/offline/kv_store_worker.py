@@ -1,6 +1,6 @@
 """An engine in a process of its own, which runs what it reads: `python -m rayinfer.benchmark.offline.kv_store_worker`.
 
-Its argument are the settings of `LLM`; each line of its input is a list of prompts with their output lengths as JSON.
+Its argument has the settings of `LLM`; each line of its input has the arguments of `run_prompts` as JSON.
 """
 
 import json
@@ -18,9 +18,13 @@ def main() -> None:
         llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)
         _say({"kernels": llm.description.kernels})
         for line in sys.stdin:
-            asked = json.loads(line)
-            run = _one_by_one if asked["one_by_one"] else _at_once
-            _say(run(llm, asked["prompts"], asked["output_lengths"]))
+            _say(run_prompts(llm, **json.loads(line)))
+
+
+def run_prompts(llm: LLM, prompts: list[list[int]], output_lengths: list[int], *, one_by_one: bool) -> dict[str, Any]:
+    """Run prompts one by one or at once; returns their times."""
+    run = _one_by_one if one_by_one else _at_once
+    return run(llm, prompts, output_lengths)
 
 
 def _one_by_one(llm: LLM, prompts: list[list[int]], output_lengths: list[int]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""Writers of a KV store, killed at random moments while a reader looks on: `python -m support.faults.killed_writers`.
+"""Writers of a KV store, killed at random moments while a reader looks on.
 
-Prints what was seen as JSON: kills, blocks that were read and were right or wrong, and what is left of the files.
+`python -m support.faults.killed_writers MEMORY_FOLDER DISK_FOLDER KILLS`
+prints what was seen as JSON: kills, blocks that were read and were right or wrong, and what is left of the files.
 """
 
 import json
@@ -21,14 +22,14 @@ NUM_SLOTS = 6
 NUM_NUMBERS = 16  # names of blocks: more than slots
 
 
-def open_tiers(folder: Path) -> list[SlotFile]:
-    """Open both files of the store."""
-    return [open_slots(folder / f"{tier}.kv", NUM_SLOTS, block_bytes=BLOCK_BYTES) for tier in ("memory", "disk")]
+def open_tiers(folders: list[Path]) -> list[SlotFile]:
+    """Open the store's files in memory and on the disk."""
+    return [open_slots(folder / "store.kv", NUM_SLOTS, block_bytes=BLOCK_BYTES) for folder in folders]
 
 
-def write_forever(folder: Path, blocks: list[bytes]) -> None:
+def write_forever(folders: list[Path], blocks: list[bytes]) -> None:
     """Keep chains of blocks in both tiers until killed."""
-    store = KVBlockStore(*open_tiers(folder))
+    store = KVBlockStore(*open_tiers(folders))
     draws = random.Random(os.getpid())
     while True:
         first = 4 * draws.randrange(NUM_NUMBERS // 4)
@@ -48,15 +49,15 @@ def read_all(tiers: list[SlotFile], blocks: list[bytes], counts: Counter[str]) -
                 counts["right" if block == blocks[number] else "wrong"] += 1
 
 
-def main(folder: Path, num_kills: int) -> None:
+def main(folders: list[Path], num_kills: int) -> None:
     """Kill so many writers, two of which write at once."""
     blocks = [bytes_of(number, BLOCK_BYTES) for number in range(NUM_NUMBERS)]
-    tiers, counts, draws = open_tiers(folder), Counter[str](), random.Random(0)
+    tiers, counts, draws = open_tiers(folders), Counter[str](), random.Random(0)
     writers: list[int] = []
     for _ in range(num_kills + 2):
         writer = os.fork()
         if not writer:
-            write_forever(folder, blocks)
+            write_forever(folders, blocks)
         writers.append(writer)
         if len(writers) > 2:
             read_all(tiers, blocks, counts)
@@ -74,10 +75,11 @@ def main(folder: Path, num_kills: int) -> None:
     for slots in tiers:  # no lock is left
         counts["written"] += slots.write(name.key, name.content, pieces_of(bytearray(block)), None, time.time_ns())
     counts["damaged"] = sum(slots.num_damaged for slots in tiers)
-    seen = {"is_lock_free": time.monotonic() - begun < 0.15, "files": sorted(path.name for path in folder.iterdir())}
-    seen |= {
+    seen = {
+        "is_lock_free": time.monotonic() - begun < 0.15,
+        "files": [sorted(path.name for path in folder.iterdir()) for folder in folders],
+        "bytes": [512 * (folder / "store.kv").stat().st_blocks for folder in folders],
         "max_bytes": tiers[0].layout.num_bytes,
-        "bytes": [512 * (folder / f"{tier}.kv").stat().st_blocks for tier in ("memory", "disk")],
     }
     for slots in tiers:
         slots.close()
@@ -85,4 +87,4 @@ def main(folder: Path, num_kills: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main([Path(sys.argv[1]), Path(sys.argv[2])], int(sys.argv[3]))
