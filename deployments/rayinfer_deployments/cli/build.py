@@ -14,7 +14,7 @@ def build(
     output: Annotated[Path, typer.Option("--output", "-o", help="folder of the manifests")] = Path("k8s"),
     overlays: Annotated[
         Path | None,
-        typer.Option(help="file of overlays: by name, what each changes (default: the built-in ones that fit)"),
+        typer.Option(help="file of overlays: by name, what each changes (default: built-in ones that fit)"),
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="write nothing; fail where a file differs")] = False,
 ) -> None:

@@ -25,6 +25,6 @@ def test_merged_names_may_be_given_again() -> None:
 def test_files_of_services_are_read_so(tmp_path: Path) -> None:
     file = tmp_path / "service.yaml"
     file.write_text("app: {models: [{model: a}]}\nworkers: [{name: a}]\nrouters: 1\nrouters: 2\n")
-    with pytest.raises(ConfigError, match="service.yaml: no YAML: routers is given twice"):
+    with pytest.raises(ConfigError, match=r"service\.yaml: no YAML: routers is given twice"):
         service_files(file)
     assert mistakes_in(file)[0].startswith("no YAML: routers is given twice")
