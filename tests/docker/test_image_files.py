@@ -96,6 +96,12 @@ def test_compose_mounts_what_exists_and_knows_its_names():
         assert set(service.get("depends_on", [])) <= set(COMPOSE["services"])
 
 
+def test_open_requests_end_before_the_container_does():
+    service = COMPOSE["services"]["rayinfer"]
+    grace_s = float(service["command"][service["command"].index("--shutdown-grace") + 1])
+    assert float(service["stop_grace_period"].removesuffix("s")) > grace_s
+
+
 def test_prometheus_and_grafana_name_compose_s_services():
     scraped = load_strictly((ROOT / "docker" / "prometheus.yml").read_text())["scrape_configs"]
     hosts = {
