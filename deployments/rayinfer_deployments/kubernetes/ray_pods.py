@@ -106,7 +106,7 @@ def worker_group(service: ServiceFile, group: WorkerGroup, *, is_serving: bool =
 
 
 def choice_of_machines(service: ServiceFile, group: WorkerGroup) -> Manifest:
-    """Return a worker pod's part that names the nodes it goes to, and who may pull its image."""
+    """Return the part of a worker's pod that names its nodes, and the credentials for its image."""
     chosen: Manifest = {}
     if group.node_selector:
         chosen["nodeSelector"] = group.node_selector
