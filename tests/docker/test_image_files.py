@@ -62,6 +62,7 @@ def test_images_run_as_the_user_of_the_manifests_with_its_folders(target):
     assert f"HOME={HOME} " in environment
     assert f"RAYINFER_CACHE={CACHE}" in environment
     assert of_kind("VOLUME", target) == [CACHE]
+    assert f"HF_HOME={CACHE}/huggingface" in environment  # models of the hub, in the volume too
     runs = " ".join(of_kind("RUN", target))
     assert f"useradd --uid {USER_ID} " in runs
     assert f"mkdir -p {MODELS} " in runs

@@ -9,12 +9,16 @@ QUEUE_API = "kueue.x-k8s.io/v1beta2"
 
 
 def disruption_budget(service: ServiceFile) -> Manifest:
-    """Allow voluntary disruptions one worker at a time."""
+    """Allow voluntary disruptions one worker at a time.
+
+    `maxUnavailable` would allow none: Kubernetes asks the pods' owner for their number, and a RayCluster has no scale.
+    """
+    least = max(0, sum(group.fewest for group in service.workers) - 1)
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": metadata(service, f"{service.name}-workers"),
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": pod_labels(service, "worker")}},
+        "spec": {"minAvailable": least, "selector": {"matchLabels": pod_labels(service, "worker")}},
     }
 
 

@@ -17,6 +17,11 @@ from rayinfer_deployments.kubernetes.manifests import manifests
 from rayinfer_deployments.kubernetes.service_file import service_of
 
 K8S = Path(__file__).parents[4] / "k8s"
+ANY_WORKER = {
+    "app.kubernetes.io/name": "rayinfer",
+    "app.kubernetes.io/instance": "rayinfer",
+    "app.kubernetes.io/component": "worker",
+}
 SMALL = {"app": {"models": [{"model": "smollm2-135m"}]}, "workers": [{"name": "workers"}]}
 
 
@@ -202,6 +207,15 @@ def _parse(words: list[str]) -> None:
     while commands := getattr(command, "commands", None):
         command, rest = commands[rest[0]], rest[1:]
     command.make_context("rayinfer", list(rest))
+
+
+@pytest.mark.parametrize(
+    ("groups", "least"),
+    [([{}], 0), ([{"pods": 3}], 2), ([{"pods": 2, "min_pods": 1, "max_pods": 4}, {"name": "b", "pods": 2}], 2)],
+)
+def test_the_disruption_budget_is_a_number_of_pods_that_needs_no_scale_of_rayclusters(groups, least) -> None:
+    service = service_of(merged(SMALL, {"workers": [{"name": "a"} | group for group in groups]}))
+    assert manifests(service)[0]["spec"] == {"minAvailable": least, "selector": {"matchLabels": ANY_WORKER}}
 
 
 def test_the_pod_that_submits_a_job_reaches_the_head() -> None:
