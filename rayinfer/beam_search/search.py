@@ -3,14 +3,15 @@
 The algorithm is that of transformers (`GenerationMixin` with `num_beams`), with the same names where vLLM has none.
 """
 
+import heapq
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from rayinfer.errors import InvalidParameter, shown
 from rayinfer.outputs import TokenLogprobs
 
 MAX_BEAM_WIDTH = 64
+MAX_STOP_TOKENS = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +23,7 @@ class BeamSearchParams:
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     length_penalty: float = 1.0  # a sequence's score is its log probability / num_tokens ** length_penalty
-    early_stopping: bool | Literal["never"] = False
+    early_stopping: bool | str = False
     """When to stop: True with `beam_width` ended sequences; False when, at its present length, no sequence can become
     better than those; "never" when it could not at any length."""
     skip_special_tokens: bool = True
@@ -38,6 +39,11 @@ class BeamSearchParams:
             given = shown(self.early_stopping)
             raise InvalidParameter(f'early_stopping must be true, false or "never", got {given}', "early_stopping")
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        if len(self.stop_token_ids) > MAX_STOP_TOKENS:
+            num = len(self.stop_token_ids)
+            raise InvalidParameter(
+                f"stop_token_ids: beam search takes at most {MAX_STOP_TOKENS}, got {num}", "stop_token_ids"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,8 @@ class Beam:
     def extended(self, token_id: int, logprobs: TokenLogprobs) -> "Beam":
         """Return the sequence with one more token."""
         total = self.cumulative_logprob + logprobs[token_id].logprob
-        return Beam((*self.token_ids, token_id), (*self.logprobs, logprobs), total)
+        own_first = {token_id: logprobs[token_id], **logprobs}
+        return Beam((*self.token_ids, token_id), (*self.logprobs, own_first), total)
 
     def ended(self, length_penalty: float, stop_token: int | None) -> "Beam":
         """Return the sequence with its score."""
@@ -79,8 +86,8 @@ class BeamSearch:
 
     @property
     def num_candidates(self) -> int:
-        """How many next tokens of each sequence may be needed: all but `beam_width` of the best may end one."""
-        return max(2, 1 + len(self._ends)) * self._params.beam_width
+        """How many next tokens of each sequence may be needed: each that ends it may be before `beam_width` others."""
+        return self._params.beam_width + len(self._ends)
 
     @property
     def best(self) -> list[Beam]:
@@ -115,7 +122,8 @@ class BeamSearch:
             for place, (beam, tokens) in enumerate(zip(self.running, logprobs, strict=True))
             for token_id, each in tokens.items()
         ]
-        best = sorted(scored)[: self.num_candidates]
+        most = self._params.beam_width * (1 + len(self._ends))  # of which at least `beam_width` end no sequence
+        best = heapq.nsmallest(max(most, 2 * self._params.beam_width), scored)
         return [self.running[place].extended(token_id, logprobs[place]) for _, place, token_id in best]
 
     def _is_decided(self) -> bool:
@@ -128,7 +136,7 @@ class BeamSearch:
         if self._params.early_stopping == "never" and self._params.length_penalty > 0:
             length = self._max_tokens
         highest = self.running[0].cumulative_logprob / length**self._params.length_penalty
-        return highest <= self._finished[-1].score
+        return bool(highest <= self._finished[-1].score)
 
 
 def _check_integer(name: str, value: object, most: int) -> None:
