@@ -58,7 +58,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("rayinfer.llm",),
     ("rayinfer.jobs", "rayinfer.benchmark"),
     ("rayinfer.planning",),
-    ("rayinfer_deployments.cluster",),
+    ("rayinfer_deployments.cluster", "rayinfer_deployments.strict_yaml"),
     ("rayinfer_deployments.discovery", "rayinfer_deployments.model_files"),
     ("rayinfer_deployments.engine", "rayinfer_deployments.router"),
     ("rayinfer_deployments.app_args",),
