@@ -1,4 +1,4 @@
-"""Beam search over log probabilities that somebody else computes.
+"""Beam search over log probabilities from an engine.
 
 The algorithm is that of transformers (`GenerationMixin` with `num_beams`), with the same names where vLLM has none.
 """
