@@ -40,7 +40,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.credits",
         "rayinfer.client",
     ),
-    ("rayinfer.access", "rayinfer.batches"),
+    ("rayinfer.access", "rayinfer.batches", "rayinfer.beam_search"),
     (
         "rayinfer.models",
         "rayinfer.adapters",
