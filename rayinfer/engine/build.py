@@ -12,6 +12,9 @@ import torch
 
 import rayinfer_kernels
 from rayinfer.config import EngineConfig
+from rayinfer.engine.drafting.drafter import Drafter
+from rayinfer.engine.drafting.grammar_drafter import GrammarDrafter
+from rayinfer.engine.drafting.prompt_lookup import PromptLookup
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.engine.loop.schedule_recorder import ScheduleRecorder
 from rayinfer.engine.plan.executor import Executor
@@ -25,6 +28,7 @@ from rayinfer.engine.scheduling.scheduler import Scheduler
 from rayinfer.engine.worker.cpu_kernels import use_cpu_kernels
 from rayinfer.engine.worker.worker import Worker, build_worker
 from rayinfer.errors import ConfigError
+from rayinfer.grammars.compiler import GrammarCompiler
 from rayinfer.kv_cache.block_manager import BlockManager
 from rayinfer.models.encoder_decoder_config import Seq2SeqSettings
 from rayinfer.models.generation_config import default_sampling_params
@@ -110,6 +114,8 @@ def _assemble(
         offload=offload,
         max_concurrent_batches=executor.max_concurrent_batches,
         supports_async_scheduling=executor.supports_async_scheduling,
+        drafter=_drafter(worker.grammars) if worker.supports_drafts else None,
+        speculation=config.speculation,
     )
     seq2seq = model.seq2seq
     description = ModelDescription(
@@ -145,6 +151,10 @@ def _assemble(
     if seq2seq is None:
         return Engine(**parts, seed=config.seed)
     return EncoderDecoderEngine(seq2seq=seq2seq, **parts, seed=config.seed)
+
+
+def _drafter(grammars: GrammarCompiler | None) -> Drafter:
+    return PromptLookup() if grammars is None else GrammarDrafter(grammars, PromptLookup())
 
 
 def _recorded(given: EngineConfig, resolved: EngineConfig, num_blocks: int) -> EngineConfig:

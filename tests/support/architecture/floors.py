@@ -50,7 +50,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.prediction_cache",
         "rayinfer.transport",
     ),
-    ("rayinfer.engine.plan",),
+    ("rayinfer.engine.plan", "rayinfer.engine.drafting"),
     ("rayinfer.engine.scheduling", "rayinfer.engine.ranks"),
     ("rayinfer.engine.worker",),
     ("rayinfer.engine.loop", "rayinfer.engine.distributed"),
