@@ -110,11 +110,11 @@ class Scripts(RuleBasedStateMachine):
     def submit(self, submission):
         self.queue(submission)
 
-    def queue(self, submission):
+    def queue(self, submission, **params):
         driven, request_id = self.driven, f"r{len(self.submitted)}"
         longest = driven.engine.description.max_model_len - 1
         submission = Submission(submission.prompt[:longest], *list(vars(submission).values())[1:])
-        driven.add(request_id, **vars(submission), stop_token_ids=() if submission.ignore_eos else (EOS,))
+        driven.add(request_id, **vars(submission), stop_token_ids=() if submission.ignore_eos else (EOS,), **params)
         self.submitted[request_id] = submission
 
     @rule(number=st.integers(0, 12))
@@ -188,6 +188,38 @@ class Scripts(RuleBasedStateMachine):
             assert told_of_prompt == [None, *wanted_logprobs(submission.prompt, submission.prompt_logprobs, 1)]
 
 
+class RandomDrafts:
+    """Drafts that are right for some tokens and then anything: other tokens, EOS, too long, or none."""
+
+    def __init__(self, chance):
+        self.chance = chance
+
+    def propose(self, rows):
+        return [self.draft(each.token_ids.tolist()) for each in rows]
+
+    def draft(self, context):
+        num_right, num_wrong = self.chance.randrange(6), self.chance.randrange(4)
+        right = []
+        for _ in range(num_right):
+            right.append(max(0, answer([*context, *right])))
+        return right + [self.chance.randrange(VOCAB_SIZE) for _ in range(num_wrong)]
+
+
+class ScriptsWithDrafts(Scripts):
+    """The same with drafts of which some are accepted, whole or in part."""
+
+    @initialize(size=sizes(), chance=st.randoms(use_true_random=False), speculation=st.sampled_from(["auto", 1, 5, 16]))
+    def build(self, size, chance, speculation):
+        self.driven = drive(
+            answer=answer, failure=failure, drafter=RandomDrafts(chance), speculation=speculation, **size
+        )
+        self.submitted = {}
+
+    @rule(submission=submissions(), speculation=st.sampled_from([None, None, "off", "auto", 3]))
+    def submit(self, submission, speculation):
+        self.queue(submission, speculation=speculation)
+
+
 class ScriptsOfTwoStepsAtOnce(Scripts):
     """The same with asynchronous scheduling; no step fails there but for good."""
 
@@ -205,7 +237,8 @@ class ScriptsPlannedAhead(Scripts):
 
 
 @pytest.mark.parametrize(
-    ("scripts", "count"), [(Scripts, 1000), (ScriptsOfTwoStepsAtOnce, 300), (ScriptsPlannedAhead, 300)]
+    ("scripts", "count"),
+    [(Scripts, 1000), (ScriptsWithDrafts, 300), (ScriptsOfTwoStepsAtOnce, 300), (ScriptsPlannedAhead, 300)],
 )
 def test_every_request_ends_once_with_right_tokens_and_freed_blocks(scripts, count):
     run_state_machine_as_test(
