@@ -50,6 +50,7 @@ def build_engine(
     rendezvous: "RendezvousHost | None" = None,
     group_timeout_s: float | None = None,
     recorder: ScheduleRecorder | None = None,
+    drafter: Drafter | None = None,
 ) -> Engine:
     """Load the model and allocate its KV cache; `folder` is what `resolve_model` returned.
 
@@ -57,17 +58,18 @@ def build_engine(
     join by `run_rank`, with the same settings. `group_timeout_s` (default: that of `LivenessLimits`) is for child
     processes: a rank that is stopped and sends nothing for so long is lost; one that is not stopped has the default,
     if that is longer. Raises EngineDead when a rank is lost or fails meanwhile. A `recorder`
-    follows the schedule; with `record_schedule` a file does.
+    follows the schedule; with `record_schedule` a file does. A `drafter` takes the place of the engine's own, where the
+    engine verifies drafts.
     """
     model = _check_settings(config, folder)
     defaults = default_sampling_params(config, folder)
     if config.num_ranks == 1:
         worker = build_worker(config, folder)
-        return _assemble(model, worker, worker.executor, config, defaults, recorder)
+        return _assemble(model, worker, worker.executor, config, defaults, recorder, drafter)
     # By name: engines of one rank load nothing for several.
     distributed = importlib.import_module("rayinfer.engine.distributed.build_group")
     worker, executor = distributed.build_group(config, folder, rendezvous, group_timeout_s)
-    return _assemble(model, worker, executor, config, defaults, recorder)
+    return _assemble(model, worker, executor, config, defaults, recorder, drafter)
 
 
 class EncoderDecoderEngine(Engine):
@@ -97,6 +99,7 @@ def _assemble(
     given: EngineConfig,
     defaults: Mapping[str, Any],
     recorder: ScheduleRecorder | None,
+    drafter: Drafter | None,
 ) -> Engine:
     config, caches_prefixes = worker.config, worker.caches_prefixes
     block_manager = BlockManager(worker.num_blocks, config.block_size, enable_prefix_caching=caches_prefixes)
@@ -114,7 +117,7 @@ def _assemble(
         offload=offload,
         max_concurrent_batches=executor.max_concurrent_batches,
         supports_async_scheduling=executor.supports_async_scheduling,
-        drafter=_drafter(worker.grammars) if worker.supports_drafts else None,
+        drafter=(drafter or _drafter(worker.grammars)) if worker.supports_drafts else None,
         speculation=config.speculation,
     )
     seq2seq = model.seq2seq

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from rayinfer.outputs import EngineState
 from rayinfer.protocols import Pause, Resume, Sleep, Wake
+from support.fakes.fake_drafter import UnreliableDrafter
 from support.fakes.fake_executor import EOS, INVALID, VOCAB_SIZE, drive, expected_tokens, mixed_answer, numbers
 from support.fakes.fake_scores import expected_logprobs
 
@@ -188,21 +189,11 @@ class Scripts(RuleBasedStateMachine):
             assert told_of_prompt == [None, *wanted_logprobs(submission.prompt, submission.prompt_logprobs, 1)]
 
 
-class RandomDrafts:
-    """Drafts that are right for some tokens and then anything: other tokens, EOS, too long, or none."""
-
-    def __init__(self, chance):
-        self.chance = chance
-
-    def propose(self, rows):
-        return [self.draft(each.token_ids.tolist()) for each in rows]
-
-    def draft(self, context):
-        num_right, num_wrong = self.chance.randrange(6), self.chance.randrange(4)
-        right = []
-        for _ in range(num_right):
-            right.append(max(0, answer([*context, *right])))
-        return right + [self.chance.randrange(VOCAB_SIZE) for _ in range(num_wrong)]
+def follows(context):
+    tokens = []
+    for _ in range(6):
+        tokens.append(max(0, answer([*context, *tokens])))
+    return tokens
 
 
 class ScriptsWithDrafts(Scripts):
@@ -210,9 +201,8 @@ class ScriptsWithDrafts(Scripts):
 
     @initialize(size=sizes(), chance=st.randoms(use_true_random=False), speculation=st.sampled_from(["auto", 1, 5, 16]))
     def build(self, size, chance, speculation):
-        self.driven = drive(
-            answer=answer, failure=failure, drafter=RandomDrafts(chance), speculation=speculation, **size
-        )
+        drafter = UnreliableDrafter(follows, VOCAB_SIZE, chance)
+        self.driven = drive(answer=answer, failure=failure, drafter=drafter, speculation=speculation, **size)
         self.submitted = {}
 
     @rule(submission=submissions(), speculation=st.sampled_from([None, None, "off", "auto", 3]))
