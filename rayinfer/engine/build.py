@@ -103,9 +103,6 @@ def _assemble(
 ) -> Engine:
     config, caches_prefixes = worker.config, worker.caches_prefixes
     block_manager = BlockManager(worker.num_blocks, config.block_size, enable_prefix_caching=caches_prefixes)
-    offload = None
-    if worker.num_offload_blocks:
-        offload = KVOffload(worker.num_offload_blocks, config.block_size, enable_prefix_caching=caches_prefixes)
     scheduler = Scheduler(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -114,7 +111,7 @@ def _assemble(
         eos_token_ids=model.eos_token_ids,
         forced_end_token_id=model.forced_end_token_id,
         enable_prefix_caching=caches_prefixes,
-        offload=offload,
+        offload=_offload(worker),
         max_concurrent_batches=executor.max_concurrent_batches,
         supports_async_scheduling=executor.supports_async_scheduling,
         drafter=(drafter or _drafter(worker.grammars)) if worker.supports_drafts else None,
@@ -154,6 +151,13 @@ def _assemble(
     if seq2seq is None:
         return Engine(**parts, seed=config.seed)
     return EncoderDecoderEngine(seq2seq=seq2seq, **parts, seed=config.seed)
+
+
+def _offload(worker: Worker) -> KVOffload | None:
+    num_blocks, caches_prefixes = worker.num_offload_blocks, worker.caches_prefixes
+    return (
+        KVOffload(num_blocks, worker.config.block_size, enable_prefix_caching=caches_prefixes) if num_blocks else None
+    )
 
 
 def _drafter(grammars: GrammarCompiler | None) -> Drafter:

@@ -11,9 +11,9 @@ LONGEST_MATCH = 16  # tokens that are compared at most
 
 
 class PromptLookup:
-    """Drafts from the longest match of a request's last tokens with earlier ones, of at least two; the latest of equals.
+    """Drafts from the longest match of a request's last tokens with earlier ones, of at least two tokens.
 
-    It keeps no state: a search is one pass over the request's tokens.
+    Of equal matches it takes the latest. It keeps no state: a search is one pass over the request's tokens.
     """
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int]]:

@@ -4,6 +4,7 @@ from collections import deque
 
 import numpy as np
 
+from rayinfer.engine.drafting.drafter import Drafter
 from rayinfer.engine.plan.executor_commands import BlockCopy
 from rayinfer.engine.plan.step_plan import (
     BoolArray,
@@ -15,7 +16,6 @@ from rayinfer.engine.plan.step_plan import (
 )
 from rayinfer.engine.scheduling.admission import Admission, Admitted, order_key
 from rayinfer.engine.scheduling.batch_table import BatchTable, indices_of
-from rayinfer.engine.drafting.drafter import Drafter
 from rayinfer.engine.scheduling.deadlines import Deadlines
 from rayinfer.engine.scheduling.drafts import Drafts
 from rayinfer.engine.scheduling.held_rows import HeldRows

@@ -58,11 +58,12 @@ def upload_plan(plan: StepPlan, upload: StepUpload) -> StepInputs:
 
 def sampled_lines(plan: StepPlan, sampling: np.ndarray) -> np.ndarray:
     """Return the indices of the tokens behind which the requests `sampling` get new ones, in their order."""
-    lasts = plan.cu_seqlens_q[1:][sampling].astype(np.int64) - 1
+    lasts: np.ndarray = plan.cu_seqlens_q[1:][sampling].astype(np.int64) - 1
     if plan.num_drafts is None:
         return lasts
     counts = plan.num_drafts[sampling].astype(np.int64) + 1
-    return np.arange(counts.sum()) + np.repeat(lasts + 1 - counts.cumsum(), counts)
+    lines: np.ndarray = np.arange(counts.sum()) + np.repeat(lasts + 1 - counts.cumsum(), counts)
+    return lines
 
 
 def num_decodes(cu_seqlens_q: np.ndarray) -> int:

@@ -83,6 +83,7 @@ NEIGHBORS: dict[tuple[str, str], str] = {
     ("rayinfer.sampling_defaults", "rayinfer.sampling_params"): "they are checked as a request's parameters are",
     ("rayinfer.sampling_params", "rayinfer.grammars"): "a grammar is a parameter; grammars know no others",
     ("rayinfer.tool_calls", "rayinfer.grammars"): "calls that are required are written by a grammar",
+    ("rayinfer.config", "rayinfer.sampling_params"): "requests and engines have one bound of drafts",
     ("rayinfer.config", "rayinfer.sampling_defaults"): "a setting overrides them; they know no settings",
     ("rayinfer.token_entities", "rayinfer.prediction_outputs"): "both read predictions; outputs know no entities",
     ("rayinfer.credits", "rayinfer.protocols"): "they are shares of what a description tells",

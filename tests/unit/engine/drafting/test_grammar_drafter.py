@@ -26,9 +26,7 @@ def drafter():
 
 def row_of(output, grammar, *, request="one", row=0, limit=16, prompt=PROMPT):
     token_ids = np.array([*prompt, *output], np.int32)
-    return DraftRow(
-        row=row, request=request, token_ids=token_ids, prompt_len=len(prompt), limit=limit, grammar=grammar
-    )
+    return DraftRow(row=row, request=request, token_ids=token_ids, prompt_len=len(prompt), limit=limit, grammar=grammar)
 
 
 def drafts(drafter, *rows):

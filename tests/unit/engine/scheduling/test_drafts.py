@@ -16,9 +16,7 @@ class Guesses:
 
     def propose(self, rows):
         self.asked.append([(each.row, each.limit) for each in rows])
-        return [
-            [*expected_tokens(each.token_ids.tolist(), self.num_right, self.answer), *self.wrong] for each in rows
-        ]
+        return [[*expected_tokens(each.token_ids.tolist(), self.num_right, self.answer), *self.wrong] for each in rows]
 
 
 def last_counts(driven):
