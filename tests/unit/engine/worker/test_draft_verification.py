@@ -1,4 +1,4 @@
-"""Verified drafts against the same sampler without: whatever is drafted, tokens and histories are those of one by one."""
+"""Verified drafts against the same sampler without: whatever is drafted, tokens are those of one by one."""
 
 import random
 
