@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rayinfer.beam_search.search import BeamSearchParams as BeamSearchParams
     from rayinfer.client import AsyncInferenceClient as AsyncInferenceClient
     from rayinfer.client import InferenceClient as InferenceClient
     from rayinfer.config import Config as Config
@@ -18,6 +19,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "AsyncInferenceClient",
+    "BeamSearchParams",
     "CompletionOutput",
     "Config",
     "InferenceClient",
@@ -30,6 +32,7 @@ __all__ = [
 
 _LAZY_EXPORTS = {
     "AsyncInferenceClient": "rayinfer.client",
+    "BeamSearchParams": "rayinfer.beam_search.search",
     "InferenceClient": "rayinfer.client",
     "LLM": "rayinfer.llm",
     "CompletionOutput": "rayinfer.outputs",

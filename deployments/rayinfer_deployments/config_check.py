@@ -14,6 +14,7 @@ from rayinfer.errors import ConfigError
 from rayinfer.routing.limits import router_limits
 from rayinfer_deployments.app_args import llm_app_args
 from rayinfer_deployments.applications import ROUTER, engine_deployment_name
+from rayinfer_deployments.strict_yaml import load_strictly
 
 OUR_BUILDER = "rayinfer_deployments.applications:build_llm_app"
 
@@ -21,7 +22,7 @@ OUR_BUILDER = "rayinfer_deployments.applications:build_llm_app"
 def mistakes_in(file: Path) -> list[str]:
     """List what is wrong with a Serve config file, a line each with the key at fault; raises OSError."""
     try:
-        config = yaml.safe_load(file.read_text())
+        config = load_strictly(file.read_text())
     except yaml.YAMLError as error:
         return [f"no YAML: {' '.join(str(error).split())}"]
     if not isinstance(config, dict):

@@ -5,16 +5,20 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
+from rayinfer.beam_search.prompt_searches import PromptSearches
+from rayinfer.beam_search.search import BeamSearchParams
 from rayinfer.config import DEFAULT_MODEL, engine_config
 from rayinfer.engine.build import build_engine
 from rayinfer.errors import EngineDead, InvalidParameter, RequestError
 from rayinfer.grammars.spec import StructuredOutputsParams
 from rayinfer.llm.arguments import Message, Prompt, as_prompts, check_request, checked_token_ids, spread
+from rayinfer.llm.beam_search import search_beams
 from rayinfer.llm.request_state import RequestState, StepOutput
 from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.outputs import EngineStats, RequestOutput
@@ -101,6 +105,26 @@ class LLM:
         """Return the token ids of a conversation by the model's chat template."""
         text = self._chat_template.render(messages, **template_arguments)
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def beam_search(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        params: BeamSearchParams | Sequence[BeamSearchParams],
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Search the most probable answers; each output has up to `beam_width`, the one of the highest score first.
+
+        Their `logprobs` are of every token, with those of its rivals. Sampling settings, also the model's defaults, do
+        not apply. Raises RequestError naming the first prompt that cannot be served.
+        """
+        given = as_prompts(prompts)
+        each_params = spread(params, len(given), BeamSearchParams, "params")
+        token_ids = [
+            self.tokenizer.encode(each) if isinstance(each, str) else checked_token_ids(each) for each in given
+        ]
+        searches = PromptSearches(token_ids, each_params, self.description, self.tokenizer)
+        return search_beams(token_ids, searches, partial(self.generate, use_tqdm=False), use_tqdm=use_tqdm)
 
     def stream(
         self,

@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from rayinfer_deployments.kubernetes.ray_pods import CACHE, HOME, MODELS, USER_ID
+from rayinfer_deployments.strict_yaml import load_strictly
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
-COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
+COMPOSE = load_strictly((ROOT / "compose.yaml").read_text())
 SERVICE_KEYS = {
     *("image", "build", "command", "ports", "volumes", "environment", "read_only", "tmpfs", "shm_size", "cap_drop"),
     *("security_opt", "ulimits", "stop_grace_period", "restart", "depends_on", "user"),
@@ -86,6 +86,8 @@ def test_compose_mounts_what_exists_and_knows_its_names():
     for name, service in COMPOSE["services"].items():
         assert set(service) <= SERVICE_KEYS, name
         assert service["cap_drop"] == ["ALL"]
+        targets = [volume.split(":")[1] for volume in service.get("volumes", [])]
+        assert len(set(targets)) == len(targets), f"{name}: {targets}"
         assert service["security_opt"] == ["no-new-privileges:true"]
         for volume in service.get("volumes", []):
             source = volume.partition(":")[0]
@@ -95,11 +97,11 @@ def test_compose_mounts_what_exists_and_knows_its_names():
 
 
 def test_prometheus_and_grafana_name_compose_s_services():
-    scraped = yaml.safe_load((ROOT / "docker" / "prometheus.yml").read_text())["scrape_configs"]
+    scraped = load_strictly((ROOT / "docker" / "prometheus.yml").read_text())["scrape_configs"]
     hosts = {
         target.partition(":")[0] for job in scraped for part in job["static_configs"] for target in part["targets"]
     }
-    sources = yaml.safe_load((ROOT / "docker/grafana/provisioning/datasources/prometheus.yaml").read_text())
+    sources = load_strictly((ROOT / "docker/grafana/provisioning/datasources/prometheus.yaml").read_text())
     hosts |= {re.match(r"http://(\w+):", each["url"])[1] for each in sources["datasources"]}
     assert hosts <= set(COMPOSE["services"])
 

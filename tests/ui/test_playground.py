@@ -226,6 +226,18 @@ def test_exports_are_the_request_itself(visit, fake_service):
     assert (given["seed"], given["extra_body"]) == (3, {"top_k": 5})
 
 
+def test_exports_are_of_both_panes_side_by_side(visit, fake_service):
+    page = visit(fake_service).page
+    page.get_by_role("button", name="Side by side").click()
+    wait_for_models(page)
+    for pane, seed in enumerate((3, 4)):
+        page.locator("input[name=seed]").nth(pane).evaluate("(input, seed) => { input.value = seed; }", seed)
+    page.get_by_role("button", name="curl").click()
+    arguments = shlex.split(page.locator("dialog pre").inner_text())
+    bodies = [json.loads(arguments[place + 1]) for place, each in enumerate(arguments) if each == "-d"]
+    assert [each["seed"] for each in bodies] == [3, 4]
+
+
 def test_what_is_copied_is_what_is_shown(visit, fake_service):
     page = visit(fake_service, permissions=["clipboard-read", "clipboard-write"]).page
     wait_for_models(page)

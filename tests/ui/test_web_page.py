@@ -275,6 +275,10 @@ def test_keys_decide_what_a_page_shows(visit, keyed_service):
     choose_settings(page, max_tokens=3)
     ask(page)
     page.locator(".figures", has_text="3 tokens").wait_for()
+    page.get_by_role("link", name="API", exact=True).click()
+    with page.expect_popup() as linked:
+        page.get_by_role("link", name="openapi.json").click()
+    assert '"openapi"' in linked.value.locator("body").inner_text()
 
 
 def enter_key(page, key):

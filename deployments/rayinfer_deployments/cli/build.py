@@ -13,7 +13,8 @@ def build(
     file: Annotated[Path, typer.Argument(help="service.yaml: models, machines, storage, keys, ingress")],
     output: Annotated[Path, typer.Option("--output", "-o", help="folder of the manifests")] = Path("k8s"),
     overlays: Annotated[
-        Path | None, typer.Option(help="file of overlays: by name, what each changes (default: the built-in ones)")
+        Path | None,
+        typer.Option(help="file of overlays: by name, what each changes (default: built-in ones that fit)"),
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="write nothing; fail where a file differs")] = False,
 ) -> None:
@@ -22,9 +23,11 @@ def build(
     from rayinfer_deployments.kubernetes.build_files import changed_files, service_files, write_files
 
     try:
-        files = service_files(file, overlays)
+        files, left_out = service_files(file, overlays)
     except OSError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}") from None
+    for reason in left_out:
+        typer.echo(f"left out: {reason}", err=True)
     if not check:
         written = write_files(files, output)
         typer.echo(f"{len(files)} files in {output}, {written} changed")

@@ -1,7 +1,8 @@
 """Files of `rayinfer build`: read, computed, compared and written."""
 
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -9,24 +10,45 @@ from rayinfer.errors import ConfigError
 from rayinfer_deployments.kubernetes.helm_files import helm_files
 from rayinfer_deployments.kubernetes.kustomize_files import HEADER, kustomize_files, overlaid, to_yaml
 from rayinfer_deployments.kubernetes.serve_config import serve_config
+from rayinfer_deployments.kubernetes.service_file import ServiceFile
 from rayinfer_deployments.monitoring.monitoring_files import MONITORING_FOLDERS, monitoring_files
 from rayinfer_deployments.monitoring.objectives import Objectives
+from rayinfer_deployments.strict_yaml import load_strictly
 
 BUILT_IN_OVERLAYS = Path(__file__).with_name("overlays.yaml")
 OWNED_FOLDERS = ("base", "overlays", "helm", *MONITORING_FOLDERS)  # all that is in them is written here
+OVERLAY_NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 
 
-def service_files(file: Path, overlays: Path | None = None) -> dict[str, str]:
-    """Compute all texts by their paths; raises ConfigError, and OSError."""
+class BuiltFiles(NamedTuple):
+    """Texts by their paths, and which built-in overlays do not fit the service."""
+
+    texts: dict[str, str]
+    left_out: list[str]
+
+
+def service_files(file: Path, overlays: Path | None = None) -> BuiltFiles:
+    """Compute all texts; raises ConfigError, and OSError.
+
+    Overlays of a file of the user's must fit the service; of the built-in ones those that do not are left out.
+    """
     settings = _read(file)
-    variants = _read(overlays or BUILT_IN_OVERLAYS)
     service = _checked(str(file), settings, {})
-    for name, changes in variants.items():
-        _checked(f"{overlays or 'overlay'} {name}" if overlays else f"{file} with overlay {name}", settings, changes)
+    variants, left_out = _read(overlays or BUILT_IN_OVERLAYS), []
+    for name, changes in list(variants.items()):
+        try:
+            _checked(f"overlay {name}", settings, changes)
+            if not re.fullmatch(OVERLAY_NAME, str(name)):
+                raise ConfigError(f"overlay {name}: the name of a folder has small letters, digits and dashes only")
+        except ConfigError as error:
+            if overlays is not None:
+                raise ConfigError(f"{overlays}: {error}") from None
+            left_out.append(str(error))
+            del variants[name]
     files = {"serve-config.yaml": HEADER + to_yaml(serve_config(service))}
     objectives = Objectives() if service.monitoring is None else service.monitoring.objectives
     files |= monitoring_files(objectives)
-    return files | kustomize_files(settings, variants) | helm_files(settings, variants)
+    return BuiltFiles(files | kustomize_files(settings, variants) | helm_files(settings, variants), left_out)
 
 
 def write_files(files: dict[str, str], folder: Path) -> int:
@@ -54,7 +76,7 @@ def _is_equal(path: Path, text: str) -> bool:
     return path.is_file() and path.read_text() == text
 
 
-def _checked(place: str, settings: dict[str, Any], changes: dict[str, Any]) -> Any:
+def _checked(place: str, settings: dict[str, Any], changes: dict[str, Any]) -> ServiceFile:
     try:
         return overlaid(settings, changes)
     except ConfigError as error:
@@ -63,7 +85,7 @@ def _checked(place: str, settings: dict[str, Any], changes: dict[str, Any]) -> A
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        settings = yaml.safe_load(file.read_text())
+        settings = load_strictly(file.read_text())
     except yaml.YAMLError as error:
         raise ConfigError(f"{file}: no YAML: {' '.join(str(error).split())}") from None
     if not isinstance(settings, dict):

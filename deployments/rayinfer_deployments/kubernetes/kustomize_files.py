@@ -30,7 +30,12 @@ def overlaid(settings: dict[str, Any], changes: dict[str, Any]) -> ServiceFile:
 
 
 def merged(base: Any, changes: Any) -> Any:
-    """Apply changes: mappings are merged, lists and values replaced, and null removes a key (RFC 7386)."""
+    """Apply changes: mappings are merged, lists and values replaced, and null removes a key (RFC 7386).
+
+    A mapping in place of a list changes each of its entries.
+    """
+    if isinstance(base, list) and isinstance(changes, dict):
+        return [merged(entry, changes) for entry in base]
     if not isinstance(base, dict) or not isinstance(changes, dict):
         return changes
     result = dict(base)

@@ -12,12 +12,14 @@ from fastapi import Request
 
 from rayinfer.access.access_control import AccessControl
 from rayinfer.access.generation_usage import EngineClock, GenerationUsage
+from rayinfer.beam_search.search import BeamSearchParams
 from rayinfer.errors import ShuttingDown
 from rayinfer.grammars.grammar_checks import GrammarChecks
 from rayinfer.predictions import PredictionInput
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.caller import RequestContext
+from rayinfer.servers.generation.beam_outputs import search_beams
 from rayinfer.servers.generation.generation_spans import generation_span
 from rayinfer.servers.generation.key_limits import check_model_and_priority, reserved_tokens, within_key_limits
 from rayinfer.servers.generation.prompt_outputs import PromptLists, PromptOutput, generate_outputs
@@ -55,6 +57,7 @@ class PreparedGeneration:
     timeout_s: float | None = None  # the client's own; the service's applies too
     operation: str = "text_completion"  # OpenTelemetry's name of what is done
     inputs: Sequence[PredictionInput] = ()  # one for each prompt, for a model that does not generate
+    beams: BeamSearchParams | None = None  # a beam search; of `params`, the limits and the form of the answer count
 
     @property
     def counted_prompts(self) -> Sequence[Sequence[int]]:
@@ -205,6 +208,8 @@ class GenerationService:
         self, context: RequestContext, generation: PreparedGeneration, response_id: str
     ) -> AsyncGenerator[PromptOutput, None]:
         requests = self._requests(context, generation)
+        if generation.beams is not None:
+            return search_beams(generation.model, requests, generation.beams, self._prompt_lists)
         if self._traces is not None:
             self._traces.open(
                 name=context.identity.name,

@@ -14,6 +14,7 @@ from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.generation.chat import prepare_chat
 from rayinfer.servers.generation.responses import StreamedResponse, WholeResponse
 from rayinfer.servers.generation.service import GenerationService
+from rayinfer.servers.openai.beam_settings import beam_search_params
 from rayinfer.servers.openai.chunks import CHAT, COMPLETION, ChunkWriter
 from rayinfer.servers.openai.priority_header import header_priority
 from rayinfer.servers.openai.prompts import chat_request, completion_prompts, echoed_texts
@@ -71,7 +72,10 @@ class OpenAIEndpoints:
         params, prompts = chat.params, [chat.prompt]
         check_num_logprobs(params, prompts, description, self._limits, echoes=False, stream=bool(body.stream))
         check_num_repeated(body, params.n, prompts, None, self._limits)
-        return ValidatedRequest(body=body, model=model, params=params, prompts=prompts, shape=CHAT, chat=chat)
+        beams = beam_search_params(body, params)
+        return ValidatedRequest(
+            body=body, model=model, params=params, prompts=prompts, shape=CHAT, chat=chat, beams=beams
+        )
 
     def _completion(self, request: Request, raw: dict[str, Any]) -> ValidatedRequest:
         refuse_unsupported_fields(raw, is_chat=False)
@@ -87,8 +91,9 @@ class OpenAIEndpoints:
         check_num_logprobs(params, prompts, description, self._limits, echoes=echoes, stream=bool(body.stream))
         echoed = echoed_texts(body, prompts, model.tokenizer, self._limits) if body.echo else None
         check_num_repeated(body, params.n, prompts, echoed, self._limits)
+        beams = beam_search_params(body, params)
         return ValidatedRequest(
-            body=body, model=model, params=params, prompts=prompts, shape=COMPLETION, echoed_texts=echoed
+            body=body, model=model, params=params, prompts=prompts, shape=COMPLETION, echoed_texts=echoed, beams=beams
         )
 
     def _respond(self, request: Request, generation: ValidatedRequest) -> Response:

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from rayinfer.errors import NotReady
 from rayinfer.protocols import ModelDescription
 from rayinfer.sampling_params import MAX_BAD_WORD_CHARS, MAX_LOGIT_BIAS, MIN_REPETITION_PENALTY
+from rayinfer.servers.openai.beam_settings import NEUTRAL_BESIDE_BEAMS
 from rayinfer.servers.openai.sampling_settings import DEFAULT_COMPLETION_TOKENS
 from rayinfer.servers.openai.schemas import (
     MAX_LIST_ITEMS,
@@ -128,6 +129,7 @@ def _ranges(limits: RequestLimits, vocabulary: Mapping[str, Any]) -> dict[str, d
         "frequency_penalty": (-2, 2),
         "priority": (-MAX_PRIORITY, MAX_PRIORITY),
         "prompt_logprobs": (-1, limits.max_logprobs),
+        "length_penalty": (-10, 10),
     }
     text = {"type": "string", "minLength": 1}
     return {
@@ -175,6 +177,16 @@ def _rules(body: type[BaseModel]) -> Iterator[dict[str, Any]]:
     if "stream" in body.model_fields:
         streamed = {"properties": {"stream": {"const": True}, "prompt_logprobs": _NULL}, "required": ["stream"]}
         yield {"anyOf": [streamed, {"properties": {"stream": _SWITCHED_OFF, "stream_options": _NULL}}]}
+    if "use_beam_search" in body.model_fields:
+        beside = {
+            name: {"enum": list(values)} for name, values in NEUTRAL_BESIDE_BEAMS.items() if name in body.model_fields
+        }
+        yield {
+            "anyOf": [
+                {"properties": {"use_beam_search": _SWITCHED_OFF, "length_penalty": {"enum": [None, 1]}}},
+                {"properties": {"use_beam_search": {"const": True}, **beside}},
+            ]
+        }
     if body is ChatCompletionBody:
         without = {"top_logprobs": {"enum": [None, 0]}, "logprob_token_ids": {"enum": [None, []]}}
         yield _unless({"logprobs": {"const": True}}, without)

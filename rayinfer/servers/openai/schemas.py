@@ -198,6 +198,8 @@ class GenerationBody(PromptBody):
     request_id: str | None = None
     prompt_logprobs: Integer | None = None  # -1: of the whole vocabulary
     logprob_token_ids: TokenIds | None = None
+    use_beam_search: bool | None = None  # vLLM's; `n` is the width
+    length_penalty: float | None = None  # beside it
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None  # vLLM's
     speculation: SpeculationField | None = None  # tokens to draft in a step; answers are the same

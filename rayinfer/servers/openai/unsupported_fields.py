@@ -11,8 +11,6 @@ _EMPTY: tuple[Any, ...] = (None, [], {}, "")
 # What a client may send although the field is not supported: it asks for nothing.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "suffix": _EMPTY,
-    "use_beam_search": _SWITCHED_OFF,
-    "length_penalty": (None, 1, 1.0),
     "prompt_embeds": _EMPTY,
     "modalities": (None, [], ["text"]),
     "audio": (None,),

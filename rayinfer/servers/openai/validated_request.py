@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rayinfer.beam_search.search import BeamSearchParams
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.generation.chat import ChatAnswer, PreparedChat
 from rayinfer.servers.generation.service import PreparedGeneration
@@ -25,12 +26,13 @@ class ValidatedRequest:
     shape: ChunkShape
     echoed_texts: list[str] | None = None
     chat: PreparedChat | None = None
+    beams: BeamSearchParams | None = None  # in place of sampling
 
     def prepared(self, header_priority: int | None) -> PreparedGeneration:
         """Return what the service generates from; the header's priority counts before the body's."""
         priority = header_priority if header_priority is not None else self.body.priority or 0
         if self.chat is not None:
-            return replace(self.chat.generation, priority=priority)
+            return replace(self.chat.generation, priority=priority, beams=self.beams)
         return PreparedGeneration(
             model=self.model,
             params=self.params,
@@ -38,6 +40,7 @@ class ValidatedRequest:
             length_field=self.body.length_field,
             priority=priority,
             cache_salt=self.body.cache_salt or "",
+            beams=self.beams,
         )
 
     def response_settings(self, name: str) -> ResponseSettings:

@@ -40,7 +40,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.credits",
         "rayinfer.client",
     ),
-    ("rayinfer.access", "rayinfer.batches"),
+    ("rayinfer.access", "rayinfer.batches", "rayinfer.beam_search"),
     (
         "rayinfer.models",
         "rayinfer.adapters",
@@ -58,7 +58,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("rayinfer.llm",),
     ("rayinfer.jobs", "rayinfer.benchmark"),
     ("rayinfer.planning",),
-    ("rayinfer_deployments.cluster",),
+    ("rayinfer_deployments.cluster", "rayinfer_deployments.strict_yaml"),
     ("rayinfer_deployments.discovery", "rayinfer_deployments.model_files"),
     ("rayinfer_deployments.engine", "rayinfer_deployments.router"),
     ("rayinfer_deployments.app_args",),

@@ -4,6 +4,8 @@ let apiKey = "";
 
 export function setKey(key) { apiKey = key.trim(); }
 
+export function hasKey() { return apiKey !== ""; }
+
 // Names the key without telling it, for what tabs of equal rights share; null where the browser cannot.
 export async function keyDigest() {
   if (!globalThis.crypto?.subtle) return null;

@@ -51,7 +51,7 @@ export function chatView(main) {
     el("div", { class: "composer" }, input, el("div", { class: "row" },
       button("Send", send, { class: "primary" }), button("Stop", stop, { title: "Escape" }),
       button("Regenerate", () => panes().forEach((each) => each.regenerate())),
-      compare, exportButtons("v1/chat/completions", () => first.body()))));
+      compare, exportButtons("v1/chat/completions", () => panes().map((each) => each.body())))));
   list(first.conversation());
   first.start();
   input.focus();

@@ -1,13 +1,13 @@
 // The paths of the service, from its own OpenAPI document.
 
-import { readJson } from "./api.js";
-import { el } from "./elements.js";
+import { call, hasKey, readJson } from "./api.js";
+import { alertLine, el } from "./elements.js";
 
 export function docsView(main) {
   const search = el("input", { type: "search", "aria-label": "Filter paths", placeholder: "filter" });
   const list = el("div", { class: "operations" });
-  main.append(el("h1", {}, "API"), el("p", { class: "figures" }, "From ", el("a", { href: "openapi.json" }, "openapi.json"), "; see also ",
-    el("a", { href: "metrics" }, "metrics"), " and ", el("a", { href: "ready" }, "readiness"), "."), search, list);
+  main.append(el("h1", {}, "API"), el("p", { class: "figures" }, "From ", linkTo("openapi.json", "openapi.json"), "; see also ",
+    linkTo("metrics", "metrics"), " and ", linkTo("ready", "readiness"), "."), search, list);
   readJson("openapi.json").then((document_) => {
     const operations = Object.entries(document_.paths).flatMap(([path, methods]) =>
       Object.entries(methods).map(([method, operation]) => ({ path, method: method.toUpperCase(), operation })));
@@ -16,7 +16,20 @@ export function docsView(main) {
       .map((each) => operationElement(each, document_)));
     search.addEventListener("input", show);
     show();
-  }).catch((error) => list.append(el("p", { class: "error", role: "alert" }, error.message)));
+  }).catch((error) => list.append(alertLine(error.message)));
+}
+
+// A link's own request carries no key: with one, the document is fetched and shown in a tab as text.
+function linkTo(path, text) {
+  const link = el("a", { href: path, onclick: async (click) => {
+    if (!hasKey()) return;
+    click.preventDefault();
+    try {
+      const fetched = new Blob([await (await call(path)).text()], { type: "text/plain;charset=utf-8" });
+      open(URL.createObjectURL(fetched), "_blank");
+    } catch (error) { link.after(alertLine(error.message)); }
+  } }, text);
+  return link;
 }
 
 function operationElement({ path, method, operation }, document_) {

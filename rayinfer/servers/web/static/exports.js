@@ -3,15 +3,14 @@
 import { url } from "./api.js";
 import { button, showDialog } from "./elements.js";
 
-// Buttons that show `body()`, a request to `path`; a body that cannot be made shows why.
-export function exportButtons(path, body) {
-  const show = (title, write) => showDialog(title, written(write, body));
-  return [button("curl", () => show("The next request as curl", (made) => asCurl(path, made))),
-    button("Python", () => show("The next request in Python", (made) => asPython(path, made)))];
+// Buttons that show `bodies()`, requests to `path`, one for each pane; a body that cannot be made shows why.
+export function exportButtons(path, bodies) {
+  const show = (title, write) => showDialog(title, written(bodies, (body) => write(path, body)));
+  return [button("curl", () => show("The next request as curl", asCurl)), button("Python", () => show("The next request in Python", asPython))];
 }
 
-function written(write, body) {
-  try { return write(body()); } catch (error) { return error.message; }
+function written(bodies, write) {
+  try { return bodies().map(write).join("\n\n"); } catch (error) { return error.message; }
 }
 
 export function asCurl(path, body) {

@@ -61,7 +61,7 @@ export function tokensView(main) {
     el("details", { class: "more" }, el("summary", {}, "More sampling settings"), controls.more), prompt,
     el("div", { class: "row" },
       button("Complete", () => run(prompt.value), { class: "primary" }), button("Stop", () => abort?.abort()),
-      exportButtons("v1/completions", () => body(prompt.value))),
+      exportButtons("v1/completions", () => [body(prompt.value)])),
     output, el("p", { class: "legend" }, "Probability: ", ["under 10 %", "under 50 %", "under 90 %", "90 % and over"].map((label, index) =>
       el("span", { class: `token p${index}` }, label))),
     panel, figures);
