@@ -67,7 +67,7 @@ class ModelArgs(EngineConfig):
         " is placed",
     )
     drain_timeout_s: float = Field(
-        120.0, ge=0, description="seconds for an engine's requests to finish when it is removed"
+        120.0, ge=0, le=86_400, description="seconds for an engine's requests to finish when it is removed"
     )
     revision: str = Field(
         "", description="any text; with another one the model's engines are replaced, for weights that changed in place"

@@ -168,6 +168,9 @@ def _check(model: ModelFootprint, hardware: Hardware, objectives: Objectives, qu
     if quantization is not None and (quantization in CPU_MODES) != hardware.is_cpu:
         devices = "CPUs" if quantization in CPU_MODES else "GPUs"
         raise ConfigError(f"quantization {quantization!r} is for {devices}, not for {hardware.name}")
+    if hardware.num_devices > model.num_heads:
+        heads = f"{model.name} has {model.num_heads} attention heads"
+        raise ConfigError(f"{heads}, too few for {hardware.num_devices} devices")
     num_tokens = objectives.prompt_len + objectives.output_len
     if num_tokens > model.longest_sequence:
         raise ConfigError(

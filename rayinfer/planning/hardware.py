@@ -32,12 +32,15 @@ class Hardware:
 
     def times(self, num_devices: int) -> "Hardware":
         """Return the limits of several of these devices."""
+        if num_devices == 1:
+            return self
         return replace(
             self,
             memory_bytes=self.memory_bytes * num_devices,
             read_bytes_per_s=self.read_bytes_per_s * num_devices,
             operations_per_s=self.operations_per_s * num_devices,
             eight_bit_operations_per_s=self.eight_bit_operations_per_s * num_devices,
+            basis=f"{num_devices} times: {self.basis}; communication between them is not counted",
             num_devices=num_devices,
         )
 

@@ -62,6 +62,7 @@ def test_images_run_as_the_user_of_the_manifests_with_its_folders(target):
     assert f"HOME={HOME} " in environment
     assert f"RAYINFER_CACHE={CACHE}" in environment
     assert of_kind("VOLUME", target) == [CACHE]
+    assert f"HF_HOME={CACHE}/huggingface" in environment  # models of the hub, in the volume too
     runs = " ".join(of_kind("RUN", target))
     assert f"useradd --uid {USER_ID} " in runs
     assert f"mkdir -p {MODELS} " in runs
@@ -94,6 +95,12 @@ def test_compose_mounts_what_exists_and_knows_its_names():
             assert (ROOT / source).exists() if source.startswith("./") else source in COMPOSE["volumes"], volume
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
         assert set(service.get("depends_on", [])) <= set(COMPOSE["services"])
+
+
+def test_open_requests_end_before_the_container_does():
+    service = COMPOSE["services"]["rayinfer"]
+    grace_s = float(service["command"][service["command"].index("--shutdown-grace") + 1])
+    assert float(service["stop_grace_period"].removesuffix("s")) > grace_s
 
 
 def test_prometheus_and_grafana_name_compose_s_services():

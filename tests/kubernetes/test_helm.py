@@ -84,6 +84,20 @@ ODD_SERVICES = {
         "auth": {},
         "workers": [{"name": "a", "gpus": 1}],
     },
+    "job-of-a-week": {
+        "batch": {"input": "/data/a", "output": "/data/b", "deadline_s": 1_000_000, "ttl_s": 2_000_000},
+        "app": {"models": [{"model": "/models/my model", "deterministic": True, "max_model_len": 1_000_000}]},
+    },
+    "job-behind-a-policy": {"batch": {"input": "/data/a", "output": "/data/b"}, "network_policy": {}},
+    "kserve-settings": {
+        "kserve": {},
+        "app": {
+            "models": [{"model": "/models/it's.gguf", "num_replicas": 2, "enforce_eager": False, "dtype": "float32"}],
+            "request_timeout_s": 90.5,
+        },
+        "workers": [{"name": "a", "gpus": 1, "node_selector": {"pool": "a"}}],
+        "image_pull_secrets": ["registry"],
+    },
     "monitoring": {
         "name": "y",
         "monitoring": {

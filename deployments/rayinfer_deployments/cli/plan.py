@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from rayinfer.planning.comparison import ComparedTime
 
 LIMITS = "A card that is not known"
+MOST = 1e12  # of any rate or limit
 CARD_OPTIONS = ("--tensor-parallel-size", "--memory-gb", "--bandwidth-gb-s", "--tflops")
+
+Ttft = Annotated[float, typer.Option(min=0.001, max=MOST, help="seconds until the first token, of 95 % of requests")]
+MemoryGb = Annotated[float | None, typer.Option(min=0.1, max=MOST, rich_help_panel=LIMITS, help="memory")]
+BandwidthGbS = Annotated[float | None, typer.Option(min=0.1, max=MOST, rich_help_panel=LIMITS, help="bytes read")]
+Tflops = Annotated[float | None, typer.Option(min=0.001, max=MOST, rich_help_panel=LIMITS, help="bfloat16, dense")]
 
 
 @in_one_line
@@ -30,9 +36,9 @@ def plan(
     gpu: Annotated[
         str, typer.Option(help="name of a card; cpu: this machine's processor, which is measured for a moment")
     ] = "cpu",
-    rate: Annotated[float, typer.Option(min=0.001, help="requests a second")] = 1.0,
-    ttft: Annotated[float, typer.Option(min=0.001, help="seconds until the first token, of 95 % of requests")] = 1.0,
-    itl: Annotated[float, typer.Option(min=0.0001, help="mean seconds between two tokens")] = 0.05,
+    rate: Annotated[float, typer.Option(min=0.001, max=MOST, help="requests a second")] = 1.0,
+    ttft: Ttft = 1.0,
+    itl: Annotated[float, typer.Option(min=0.0001, max=MOST, help="mean seconds between two tokens")] = 0.05,
     input_len: Annotated[int, typer.Option(min=1, help="tokens of a prompt")] = 512,
     output_len: Annotated[int, typer.Option(min=2, help="tokens of an answer")] = 128,
     quantization: Annotated[str | None, typer.Option(help="int8, int8-dynamic or int4 on a CPU, fp8 on a GPU")] = None,
@@ -40,9 +46,9 @@ def plan(
     dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16 or float16")] = "auto",
     tensor_parallel_size: Annotated[int, typer.Option(min=1, help="devices of an engine")] = 1,
     threads: Annotated[int | None, typer.Option(min=1, help="cpu: threads of an engine")] = None,
-    memory_gb: Annotated[float | None, typer.Option(min=0.1, rich_help_panel=LIMITS, help="memory")] = None,
-    bandwidth_gb_s: Annotated[float | None, typer.Option(min=0.1, rich_help_panel=LIMITS, help="bytes read")] = None,
-    tflops: Annotated[float | None, typer.Option(min=0.001, rich_help_panel=LIMITS, help="bfloat16, dense")] = None,
+    memory_gb: MemoryGb = None,
+    bandwidth_gb_s: BandwidthGbS = None,
+    tflops: Tflops = None,
     named_model: Annotated[str | None, typer.Option("--model", help="the same as MODEL")] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="build an engine here and measure the times beside the estimates")

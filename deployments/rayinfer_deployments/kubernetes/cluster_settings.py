@@ -1,14 +1,34 @@
 """Parts of the file of `rayinfer build` that concern the Kubernetes cluster."""
 
-from typing import Any, Literal, Self
+from ipaddress import ip_network
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from rayinfer_deployments.monitoring.objectives import Objectives
 
-QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
+QUANTITY = r"^[0-9]+(\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?$"
+BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+LEAST_SHARED_MEMORY = "512Mi"  # the head's; Ray's object store fits into it
 
-PATH = r"^[A-Za-z0-9_./:@%+=-]+$"
+PATH = r"^(/data/|[a-z][a-z0-9+]*://)[A-Za-z0-9_./:@%+=-]+$"
+
+# What Kubernetes accepts.
+ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
+OptionalName = Annotated[str, Field(pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$")]
+Namespace = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
+HostName = Annotated[str, Field(pattern=r"^(\*\.)?[a-z0-9]([-a-z0-9.]{0,250}[a-z0-9])?$")]
+LabelName = Annotated[
+    str, Field(pattern=r"^([a-z0-9][-a-z0-9.]{0,252}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
+]
+LabelValue = Annotated[str, Field(pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$")]
+Labels = dict[LabelName, LabelValue]
+
+
+def in_bytes(quantity: str) -> float:
+    """Return the number of bytes that a quantity names."""
+    number = quantity.rstrip("kMGTi")
+    return float(number) * BYTES[quantity[len(number) :]]
 
 
 class _Settings(BaseModel):
@@ -20,7 +40,13 @@ class HeadSettings(_Settings):
 
     cpus: int = Field(default=1, ge=1, description="CPUs of the pod")
     memory: str = Field(default="4Gi", pattern=QUANTITY, description="memory of the pod")
-    node_selector: dict[str, str] = Field(default={}, description="labels that its node must have")
+    node_selector: Labels = Field(default={}, description="labels that its node must have")
+
+    @model_validator(mode="after")
+    def _memory_holds_the_shared_memory(self) -> Self:
+        if in_bytes(self.memory) <= in_bytes(LEAST_SHARED_MEMORY):
+            raise ValueError(f"memory={self.memory}: {LEAST_SHARED_MEMORY} of it are shared memory")
+        return self
 
 
 class WorkerGroup(_Settings):
@@ -34,7 +60,7 @@ class WorkerGroup(_Settings):
     memory: str = Field(default="4Gi", pattern=QUANTITY, description="memory of each pod, shared memory included")
     shared_memory: str = Field(default="1Gi", pattern=QUANTITY, description="size of /dev/shm, which counts as memory")
     gpus: int = Field(default=0, ge=0, description="NVIDIA GPUs of each pod")
-    node_selector: dict[str, str] = Field(default={}, description="labels that its nodes must have")
+    node_selector: Labels = Field(default={}, description="labels that its nodes must have")
     spread_over: Literal["kubernetes.io/hostname", "topology.kubernetes.io/zone"] = Field(
         default="kubernetes.io/hostname", description="what the pods are spread over"
     )
@@ -53,6 +79,14 @@ class WorkerGroup(_Settings):
         return max(1, self.pods) if self.max_pods is None else self.max_pods
 
     @model_validator(mode="after")
+    def _memory_holds_the_shared_memory(self) -> Self:
+        if in_bytes(self.memory) <= in_bytes(self.shared_memory):
+            raise ValueError(f"shared_memory={self.shared_memory} does not fit into memory={self.memory}")
+        if in_bytes(self.shared_memory) < in_bytes(LEAST_SHARED_MEMORY):
+            raise ValueError(f"shared_memory={self.shared_memory}: Ray's object store needs {LEAST_SHARED_MEMORY}")
+        return self
+
+    @model_validator(mode="after")
     def _bounds_are_in_order(self) -> Self:
         if not self.fewest <= self.pods <= self.most:
             raise ValueError(f"pods={self.pods} does not lie between min_pods={self.fewest} and max_pods={self.most}")
@@ -68,9 +102,11 @@ class StorageSettings(_Settings):
         " /models before Ray starts; bucket: a CSI driver mounts one at /models",
     )
     cache_size: str = Field(default="10Gi", pattern=QUANTITY, description="size of the cache folder of each pod")
-    claim: str = Field(default="", description="pvc: an existing claim, readable by many; default: one is made")
+    claim: OptionalName = Field(
+        default="", description="pvc: an existing claim, readable by many; default: one is made"
+    )
     claim_size: str = Field(default="50Gi", pattern=QUANTITY, description="pvc: size of the claim that is made")
-    storage_class: str = Field(
+    storage_class: OptionalName = Field(
         default="", description="pvc: class of the claim that is made; default: the cluster's own"
     )
     init_command: list[str] = Field(default=[], description="init: command that fills /models, in the service's image")
@@ -97,10 +133,10 @@ class StorageSettings(_Settings):
 class AuthSettings(_Settings):
     """Secrets that must exist; they are never in the manifests."""
 
-    api_keys_secret: str = Field(
+    api_keys_secret: ObjectName = Field(
         default="rayinfer-api-keys", description="Secret whose key `keys` has the clients' API keys"
     )
-    ray_token_secret: str = Field(
+    ray_token_secret: OptionalName = Field(
         default="", description="Secret whose key `auth_token` is Ray's token; default: KubeRay makes one"
     )
 
@@ -109,9 +145,11 @@ class HighAvailabilitySettings(_Settings):
     """Ray's table in Redis."""
 
     redis_address: str = Field(
-        default="", description="address of a Redis of yours, host:port; default: one is started"
+        default="",
+        pattern=r"^((rediss?://)?[A-Za-z0-9.-]+:[0-9]{1,5})?$",
+        description="address of a Redis of yours, host:port; default: one is started",
     )
-    redis_password_secret: str = Field(
+    redis_password_secret: ObjectName = Field(
         default="rayinfer-redis", description="Secret whose key `password` is the Redis's password"
     )
     redis_image: str = Field(default="redis:7.4", description="image of the Redis that is started")
@@ -131,33 +169,45 @@ class UpgradeSettings(_Settings):
     )
     step_size_percent: int = Field(default=10, ge=1, le=100, description="share of the requests that moves at once")
     interval_s: int = Field(default=30, ge=1, description="seconds between two moves")
-    gateway_class: str = Field(default="istio", description="GatewayClass of the Gateway that KubeRay makes")
+    gateway_class: ObjectName = Field(default="istio", description="GatewayClass of the Gateway that KubeRay makes")
     delete_old_after_s: int = Field(
-        default=0, ge=0, description="seconds for which the old cluster stays; at least a drain"
+        default=0, ge=0, le=604_800, description="seconds for which the old cluster stays; at least a drain"
     )
 
 
 class NetworkPolicySettings(_Settings):
     """Network traffic that is allowed; pods of the service reach each other."""
 
-    client_namespaces: list[str] = Field(default=["default"], description="namespaces whose pods may send requests")
-    operator_namespace: str = Field(default="kuberay-system", description="namespace of the KubeRay operator")
-    monitoring_namespace: str = Field(default="monitoring", description="namespace of Prometheus")
+    client_namespaces: list[Namespace] = Field(
+        default=["default"], description="namespaces whose pods may send requests"
+    )
+    operator_namespace: Namespace = Field(default="kuberay-system", description="namespace of the KubeRay operator")
+    monitoring_namespace: Namespace = Field(default="monitoring", description="namespace of Prometheus")
     egress_cidrs: list[str] = Field(
         default=["0.0.0.0/0"], description="networks that may be reached by HTTPS, for model downloads; none: []"
     )
+
+    @field_validator("egress_cidrs")
+    @classmethod
+    def _egress_is_to_networks(cls, cidrs: list[str]) -> list[str]:
+        for cidr in cidrs:
+            try:
+                ip_network(cidr)
+            except ValueError:
+                raise ValueError(f"{cidr} is no network such as 10.0.0.0/8") from None
+        return cidrs
 
 
 class IngressSettings(_Settings):
     """Requests from outside, by the Gateway API."""
 
-    gateway: str = Field(min_length=1, description="name of the Gateway")
-    gateway_namespace: str = Field(default="", description="namespace of the Gateway; default: the service's")
-    hostnames: list[str] = Field(default=[], description="host names of the service; default: the Gateway's")
+    gateway: ObjectName = Field(description="name of the Gateway")
+    gateway_namespace: OptionalName = Field(default="", description="namespace of the Gateway; default: the service's")
+    hostnames: list[HostName] = Field(default=[], description="host names of the service; default: the Gateway's")
     inference_pool: bool = Field(
         default=False, description="have an endpoint picker choose the pod, by an InferencePool"
     )
-    endpoint_picker: str = Field(default="rayinfer-epp", description="Service of the endpoint picker")
+    endpoint_picker: ObjectName = Field(default="rayinfer-epp", description="Service of the endpoint picker")
     picker_fails_open: bool = Field(default=True, description="requests go on without the picker when it is lost")
 
 
@@ -168,10 +218,16 @@ class BatchSettings(_Settings):
     output: str = Field(pattern=PATH, description="file of results; the same scheme")
     workers: int = Field(default=2, ge=2, description="engines, each an actor on a worker")
     prompt_template: str = Field(default="", description="prompt of a row, such as 'Translate: {text}'")
-    claim: str = Field(default="rayinfer-data", description="claim at /data, which outlives attempts")
+    claim: ObjectName = Field(default="rayinfer-data", description="claim at /data, which outlives attempts")
     retries: int = Field(default=3, ge=0, description="further attempts, each on a new cluster")
-    deadline_s: int = Field(default=86_400, ge=60, description="longest time of the job")
-    ttl_s: int = Field(default=600, ge=0, description="seconds for which the cluster stays after the job")
+    deadline_s: int = Field(default=86_400, ge=60, le=31_536_000, description="longest time of the job")
+    ttl_s: int = Field(default=600, ge=0, le=31_536_000, description="seconds for which the cluster stays after it")
+
+    @model_validator(mode="after")
+    def _files_differ(self) -> Self:
+        if self.input == self.output:
+            raise ValueError("input and output are one file")
+        return self
 
 
 class QueueSettings(_Settings):
@@ -181,7 +237,7 @@ class QueueSettings(_Settings):
     cpus: int = Field(default=16, ge=1, description="quota of CPUs")
     memory: str = Field(default="64Gi", pattern=QUANTITY, description="quota of memory")
     gpus: int = Field(default=0, ge=0, description="quota of GPUs")
-    node_labels: dict[str, str] = Field(default={}, description="labels of the nodes that the quota is for")
+    node_labels: Labels = Field(default={}, description="labels of the nodes that the quota is for")
 
 
 class KserveSettings(_Settings):
@@ -192,19 +248,25 @@ class KserveSettings(_Settings):
     min_replicas: int = Field(default=1, ge=0, description="fewest pods")
     max_replicas: int = Field(default=3, ge=1, description="most pods")
 
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas={self.min_replicas} is above max_replicas={self.max_replicas}")
+        return self
+
 
 class MonitoringSettings(_Settings):
     """Objects of the Prometheus operator, and dashboards as ConfigMaps for Grafana's sidecar."""
 
     objectives: Objectives = Field(default=Objectives(), description="what burn rates and error budgets are of")
     interval_s: int = Field(default=15, ge=1, le=60, description="seconds between two scrapes")
-    labels: dict[str, str] = Field(
+    labels: Labels = Field(
         default={}, description="labels by which Prometheus chooses monitors and rules, such as release"
     )
     dashboard_label: str = Field(
         default="grafana_dashboard", min_length=1, description="label by which Grafana's sidecar finds dashboards"
     )
-    metrics_key_secret: str = Field(
+    metrics_key_secret: OptionalName = Field(
         default="", description="with keys: Secret whose entry `key` is one with the scope metrics"
     )
 

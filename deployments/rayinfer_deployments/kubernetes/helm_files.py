@@ -22,6 +22,7 @@ from rayinfer_deployments.kubernetes.cluster_settings import (
     QueueSettings,
     WorkerGroup,
 )
+from rayinfer_deployments.kubernetes.engine_options import ENGINE_SETTINGS
 from rayinfer_deployments.kubernetes.kustomize_files import HEADER, merge_patch, overlaid, to_yaml
 from rayinfer_deployments.kubernetes.ray_pods import ray_environment
 from rayinfer_deployments.kubernetes.service_file import ServiceFile
@@ -75,6 +76,7 @@ def _values(service: ServiceFile) -> Manifest:
     profiles = {profile.value: service.model_copy(update={"profile": profile, "auth": None}) for profile in Profile}
     return service.model_dump(mode="json") | {
         "environments": {name: ray_environment(profiled) for name, profiled in profiles.items()},
+        "engine_settings": ENGINE_SETTINGS,
         "profile_limits": {profile.value: profile.limits for profile in Profile},
         "defaults": {name: _defaults(part) for name, part in PARTS.items()},
     }
@@ -93,6 +95,7 @@ def _schema() -> Manifest:
     schema["properties"]["app"] = app
     schema["properties"] |= {
         "environments": {"type": "object"},
+        "engine_settings": {"type": "array"},
         "profile_limits": {"type": "object"},
         "defaults": {"type": "object"},
         "global": {"type": "object"},

@@ -6,6 +6,7 @@ import ray
 import yaml
 
 from rayinfer_deployments.kubernetes.cluster_settings import BatchSettings, Manifest, UpgradeSettings
+from rayinfer_deployments.kubernetes.engine_options import engine_options
 from rayinfer_deployments.kubernetes.ray_pods import head_group, worker_group
 from rayinfer_deployments.kubernetes.serve_config import GRPC_PORT, HTTP_PORT, serve_config
 from rayinfer_deployments.kubernetes.service_file import ServiceFile
@@ -74,7 +75,9 @@ def batch_command(service: ServiceFile, batch: BatchSettings) -> list[str]:
     model = service.app_args().models[0]
     command = ["rayinfer", "batch", "run", batch.input, batch.output, "--model", model.model]
     command += ["--workers", str(batch.workers), "--address", "auto"]
-    return [*command, "--prompt-template", batch.prompt_template] if batch.prompt_template else command
+    if batch.prompt_template:
+        command += ["--prompt-template", batch.prompt_template]
+    return command + engine_options(service.app["models"][0])
 
 
 def ray_cluster(service: ServiceFile, *, is_serving: bool = True) -> Manifest:

@@ -4,7 +4,7 @@ from typing import Any
 
 from rayinfer_deployments.applications import CLEAN_UP_S
 from rayinfer_deployments.cluster.ray_environment import cluster_settings
-from rayinfer_deployments.kubernetes.cluster_settings import Manifest, WorkerGroup
+from rayinfer_deployments.kubernetes.cluster_settings import LEAST_SHARED_MEMORY, Manifest, WorkerGroup
 from rayinfer_deployments.kubernetes.serve_config import GRPC_PORT, HTTP_PORT
 from rayinfer_deployments.kubernetes.service_file import ServiceFile
 
@@ -12,6 +12,8 @@ USER_ID = 10001  # of the image's user
 HOME = "/home/rayinfer"
 CACHE = f"{HOME}/.cache/rayinfer"
 MODELS = "/models"
+# The store of Ray's objects, in bytes: Ray's default, 30 % of the pod, would not fit /dev/shm and lie on the disk.
+START_PARAMETERS = {"metrics-export-port": "8080", "object-store-memory": "400000000"}
 PRE_STOP_S = 15  # until gateways and Services have dropped the pod
 RAYLET_HEALTH = "wget -T 4 -q -O- http://127.0.0.1:52365/api/local_raylet_healthz | grep -q success"
 GCS_HEALTH = "wget -T 4 -q -O- http://127.0.0.1:8265/api/gcs_healthz | grep -q success"
@@ -51,7 +53,7 @@ def head_group(service: ServiceFile, *, is_serving: bool = True) -> Manifest:
         "automountServiceAccountToken": service.autoscale_pods,
         "terminationGracePeriodSeconds": 60,
         "volumes": [
-            *_common_volumes(service, shared_memory="512Mi"),
+            *_common_volumes(service, shared_memory=LEAST_SHARED_MEMORY),
             *(_model_volumes(service) if needs_models else []),
         ],
     }
@@ -60,7 +62,7 @@ def head_group(service: ServiceFile, *, is_serving: bool = True) -> Manifest:
     if service.head.node_selector:
         pod["nodeSelector"] = service.head.node_selector
     return {
-        "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0", "metrics-export-port": "8080"},
+        "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0", **START_PARAMETERS},
         "template": {"metadata": {"labels": pod_labels(service, "head")}, "spec": pod},
     }
 
@@ -90,10 +92,7 @@ def worker_group(service: ServiceFile, group: WorkerGroup, *, is_serving: bool =
         "topologySpreadConstraints": [spread],
         "volumes": [*_common_volumes(service, group.shared_memory), *_model_volumes(service)],
     }
-    if group.node_selector:
-        pod["nodeSelector"] = group.node_selector
-    if group.gpus:
-        pod["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    pod |= choice_of_machines(service, group)
     if service.storage.kind == "init":
         pod["initContainers"] = [_model_loader(service)]
     return {
@@ -101,9 +100,21 @@ def worker_group(service: ServiceFile, group: WorkerGroup, *, is_serving: bool =
         "replicas": group.pods,
         "minReplicas": group.fewest,
         "maxReplicas": group.most,
-        "rayStartParams": {"metrics-export-port": "8080"},
+        "rayStartParams": dict(START_PARAMETERS),
         "template": {"metadata": {"labels": labels | _picker_labels(service)}, "spec": pod},
     }
+
+
+def choice_of_machines(service: ServiceFile, group: WorkerGroup) -> Manifest:
+    """Return the part of a worker's pod that names its nodes, and the credentials for its image."""
+    chosen: Manifest = {}
+    if group.node_selector:
+        chosen["nodeSelector"] = group.node_selector
+    if group.gpus:
+        chosen["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    if service.image_pull_secrets:
+        chosen["imagePullSecrets"] = [{"name": name} for name in service.image_pull_secrets]
+    return chosen
 
 
 def ray_environment(service: ServiceFile) -> list[Manifest]:

@@ -18,11 +18,18 @@ from rayinfer_deployments.kubernetes.cluster_settings import (
     KserveSettings,
     MonitoringSettings,
     NetworkPolicySettings,
+    ObjectName,
     QueueSettings,
     StorageSettings,
     UpgradeSettings,
     WorkerGroup,
+    in_bytes,
 )
+
+# What has no place in a job or in KServe's pod: parts of the file, and a model's settings that `rayinfer serve` lacks.
+NOT_OF_JOBS = ("ingress", "monitoring")
+NOT_OF_KSERVE = ("high_availability", "ingress", "limits", "monitoring", "queue")
+NOT_OF_SERVE = ("autoscaling", "node_labels", "placement_group_strategy", "revision", "surge_percent", "tokenizer")
 
 # What the rest of the file or the cluster settles.
 SETTLED_ELSEWHERE = ("limits", "num_routers", "listen_host", "listen_port", "grpc_port", "tls_cert", "tls_key")
@@ -36,15 +43,15 @@ class ServiceFile(BaseModel):
     name: str = Field(
         "rayinfer", pattern=r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$", description="name of the RayService and its objects"
     )
-    image: str = Field("rayinfer:cpu", min_length=1, description="image with rayinfer, Ray and wget")
-    image_pull_secrets: list[str] = Field([], description="secrets with the registry's credentials")
+    image: str = Field("rayinfer:cpu", pattern=r"^[!-~]+$", description="image with rayinfer, Ray and wget")
+    image_pull_secrets: list[ObjectName] = Field([], description="secrets with the registry's credentials")
     profile: Profile = Field(Profile.LATENCY, description="what Serve and the routers are tuned for")
     app: dict[str, Any] = Field(
         description="arguments of build_llm_app: models, api_keys and the rest, as in a file for `serve deploy`"
     )
     limits: dict[str, Any] = Field({}, description="limits of the routers, which change while they run")
     routers: int = Field(1, ge=1, le=64, description="routers, which share the connections")
-    request_timeout_s: float = Field(3600.0, gt=0, description="longest request through Serve's proxies")
+    request_timeout_s: float = Field(3600.0, ge=1, le=86_400, description="longest request through Serve's proxies")
     grpc: bool = Field(True, description="have Serve's proxies take KServe's gRPC calls on port 9000")
     head: HeadSettings = Field(default=HeadSettings(), description="the head's pod, which runs no replicas")
     workers: Annotated[list[WorkerGroup], Field(min_length=1, description="groups of equal pods")]
@@ -100,15 +107,67 @@ class ServiceFile(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _pods_can_hold_everything(self) -> Self:
+        if self.batch is not None or self.kserve is not None:
+            return self
+        args = self.app_args()
+        cpus, gpus = args.fewest_routers * args.router_num_cpus, 0.0
+        for model in args.models:
+            ranks = model.num_ranks * (model.autoscaling.min_replicas if model.autoscaling else model.num_replicas)
+            cpus, gpus = cpus + ranks * model.num_cpus_per_rank, gpus + ranks * model.num_gpus
+        pods = [(group.most if self.autoscale_pods else group.pods, group) for group in self.workers]
+        has_cpus = sum(number * group.cpus for number, group in pods)
+        has_gpus = sum(number * group.gpus for number, group in pods)
+        if round(cpus, 3) > has_cpus or gpus > has_gpus:
+            raise ValueError(
+                f"workers: the engines and routers take {cpus:g} CPUs and {gpus:g} GPUs, and all pods have {has_cpus}"
+                f" and {has_gpus}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _quota_is_large_enough(self) -> Self:
+        if self.queue is None:
+            return self
+        cpus = self.head.cpus + sum(group.pods * group.cpus for group in self.workers)
+        gpus = sum(group.pods * group.gpus for group in self.workers)
+        memory = in_bytes(self.head.memory) + sum(group.pods * in_bytes(group.memory) for group in self.workers)
+        if cpus > self.queue.cpus or gpus > self.queue.gpus or memory > in_bytes(self.queue.memory):
+            raise ValueError(
+                f"queue: its quota is {self.queue.cpus} CPUs, {self.queue.memory} and {self.queue.gpus} GPUs, and head"
+                f" and workers take {cpus} CPUs, {memory / 2**30:g}Gi and {gpus} GPUs"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _parts_fit_each_other(self) -> Self:
         if self.upgrade.strategy == "NewClusterWithIncrementalUpgrade" and not self.autoscale_pods:
             raise ValueError("upgrade.strategy: an incremental upgrade needs autoscale_pods")
         if self.batch is not None and self.kserve is not None:
             raise ValueError("batch and kserve exclude each other: give one of them")
-        if self.monitoring is not None and (self.batch is not None or self.kserve is not None):
-            raise ValueError("monitoring: a job or KServe's runtime has none; remove it or batch and kserve")
         if self.kserve is not None and self.autoscale_pods:
             raise ValueError("kserve: one pod holds all, so autoscale_pods has no effect")
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_is_lost_in_a_job_or_in_kserve(self) -> Self:
+        if self.batch is None and self.kserve is None:
+            return self
+        models = self.app_args().models
+        if len(models) > 1:
+            raise ValueError(f"app.models: a job or KServe's pod has one model, got {len(models)}")
+        model = models[0].model_fields_set
+        if self.batch is not None:
+            lost = [name for name in NOT_OF_JOBS if getattr(self, name)]
+            lost += [f"app.models.0.{name}" for name in ("seed",) if name in model]
+        else:
+            lost = [name for name in NOT_OF_KSERVE if getattr(self, name)]
+            lost += ["storage"] if self.storage.kind != "cache" else []
+            lost += [f"app.{name}" for name in self.app if name not in ("models", "request_timeout_s")]
+            lost += [f"app.models.0.{name}" for name in NOT_OF_SERVE if name in model]
+        if lost:
+            kind = "a job" if self.batch is not None else "KServe's pod"
+            raise ValueError(f"{kind} has no place for {', '.join(lost)}")
         return self
 
 

@@ -16,6 +16,7 @@ LABELS = {
     "app.kubernetes.io/name",
     "app.kubernetes.io/instance",
     "app.kubernetes.io/component",
+    "batch.kubernetes.io/job-name",
     "inference.networking.k8s.io/engine-type",
     "kubernetes.io/metadata.name",
     "kueue.x-k8s.io/queue-name",

@@ -79,3 +79,10 @@ def test_plan_refuses_options_of_other_devices():
     done = run("Qwen3-8B", "--gpu", "H100", "--threads", "4")
     assert done.exit_code == 1
     assert "--threads 4 does not apply to a card" in done.output
+
+
+def test_plan_refuses_numbers_without_end():
+    for option in ("--rate", "--ttft", "--itl", "--memory-gb", "--bandwidth-gb-s", "--tflops"):
+        done = run("Qwen3-8B", "--gpu", "H100", option, "inf")
+        assert done.exit_code == 2, option
+        assert "less than or equal" in done.output

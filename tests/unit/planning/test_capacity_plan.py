@@ -92,6 +92,13 @@ def test_what_does_not_fit_or_is_for_other_devices_is_refused(model):
         make_plan(model, CARDS["H100"], replace(OBJECTIVES, prompt_len=40_960))
 
 
+def test_limits_of_several_devices_are_sums_and_not_measured(model):
+    plan = make_plan(model, CARDS["H100"].times(2), OBJECTIVES)
+    assert plan.hardware.basis == "2 times: measured on an H100 80GB HBM3; communication between them is not counted"
+    with pytest.raises(ConfigError, match="Qwen3-8B has 32 attention heads, too few for 33 devices"):
+        make_plan(model, CARDS["H100"].times(33), OBJECTIVES)
+
+
 def test_every_figure_has_a_basis(model):
     plan = make_plan(model, CARDS["H100"], OBJECTIVES)
     assert all(row[2] for table in plan.tables() for row in table.rows)

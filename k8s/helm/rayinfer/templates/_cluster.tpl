@@ -30,7 +30,7 @@ wget -T 4 -q -O- http://127.0.0.1:{{ . }} | grep -q success
 {{- $root := .root }}
 {{- $raylet := include "rayinfer.health" "52365/api/local_raylet_healthz" }}
 {{- $ready := printf "%s && %s" $raylet (include "rayinfer.health" "8265/api/gcs_healthz") }}
-rayStartParams: {num-cpus: "0", dashboard-host: 0.0.0.0, metrics-export-port: "8080"}
+rayStartParams: {num-cpus: "0", dashboard-host: 0.0.0.0, metrics-export-port: "8080", object-store-memory: "400000000"}
 template:
   metadata:
     labels: {{- include "rayinfer.labels" (dict "root" $root "component" "head") | nindent 6 }}
@@ -90,7 +90,7 @@ groupName: {{ $group.name | quote }}
 replicas: {{ $group.pods }}
 minReplicas: {{ kindIs "invalid" $group.min_pods | ternary $group.pods $group.min_pods }}
 maxReplicas: {{ kindIs "invalid" $group.max_pods | ternary (max 1 (int $group.pods)) $group.max_pods }}
-rayStartParams: {metrics-export-port: "8080"}
+rayStartParams: {metrics-export-port: "8080", object-store-memory: "400000000"}
 template:
   metadata:
     labels:
@@ -110,13 +110,7 @@ template:
         whenUnsatisfiable: {{ ternary "DoNotSchedule" "ScheduleAnyway" $group.spread_strictly }}
         labelSelector:
           matchLabels: {{- include "rayinfer.labels" $labels | nindent 12 }}
-    {{- with $group.node_selector }}
-    nodeSelector: {{ toJson . }}
-    {{- end }}
-    {{- if $group.gpus }}
-    tolerations:
-      - {key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}
-    {{- end }}
+    {{- include "rayinfer.machines" (dict "group" $group) | nindent 4 }}
     {{- include "rayinfer.modelLoader" . | nindent 4 }}
     containers:
       - name: ray-worker

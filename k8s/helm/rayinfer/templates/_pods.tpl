@@ -26,6 +26,51 @@ app.kubernetes.io/component: {{ .component }}
 {{- $longest }}
 {{- end }}
 
+{{/* A model's engine settings as options, as a JSON list. */}}
+{{- define "rayinfer.engineOptions" -}}
+{{- $model := first .root.Values.app.models }}
+{{- $options := list }}
+{{- range .root.Values.engine_settings }}
+{{- $value := get $model . }}
+{{- $option := replace "_" "-" . }}
+{{- if and (hasKey $model .) (not (kindIs "invalid" $value)) }}
+{{- if kindIs "bool" $value }}
+{{- $options = append $options (printf "--%s%s" (ternary "" "no-" $value) $option) }}
+{{- else }}
+{{- $options = concat $options (list (printf "--%s" $option) (kindIs "string" $value | ternary $value (toJson $value))) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- toJson $options }}
+{{- end }}
+
+{{/* A command for a shell. */}}
+{{- define "rayinfer.shell" -}}
+{{- range $index, $word := . }}
+{{- if $index }} {{ end }}
+{{- if regexMatch "^[A-Za-z0-9_@%+=:,./-]+$" $word }}{{ $word }}{{ else }}'{{ replace "'" "'\"'\"'" $word }}'{{ end }}
+{{- end }}
+{{- end }}
+
+{{- define "rayinfer.machines" -}}
+{{- with .group.node_selector }}
+nodeSelector: {{ toJson . }}
+{{- end }}
+{{- if .group.gpus }}
+tolerations:
+  - {key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}
+{{- end }}
+{{- end }}
+
+{{- define "rayinfer.pullSecrets" -}}
+{{- with .root.Values.image_pull_secrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ quote . }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "rayinfer.keys" -}}
 {{- if kindIs "map" .root.Values.auth }}
 {{- $auth := include "rayinfer.filled" (dict "defaults" .root.Values.defaults.auth "given" .root.Values.auth) | fromJson }}
@@ -134,10 +179,5 @@ initContainers:
 {{- define "rayinfer.pod" -}}
 securityContext: {{- include "rayinfer.podSecurity" . | nindent 2 }}
 enableServiceLinks: false
-{{- with .root.Values.image_pull_secrets }}
-imagePullSecrets:
-  {{- range . }}
-  - name: {{ quote . }}
-  {{- end }}
-{{- end }}
+{{- include "rayinfer.pullSecrets" . }}
 {{- end }}
