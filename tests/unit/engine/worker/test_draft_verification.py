@@ -46,8 +46,8 @@ def one_by_one(many):
     return [context[len(PROMPT) :] for context in contexts], scored
 
 
+def drafted(chance, right):
     """Return a draft of up to four right tokens and up to two of any kind."""
-    """Return a draft that begins right, at most; tokens that the model's table of contexts cannot tell apart too."""
     draft = right[: chance.randrange(5)]
     return draft + [chance.randrange(VOCAB) for _ in range(chance.randrange(3))]
 
