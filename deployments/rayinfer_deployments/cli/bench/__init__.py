@@ -10,6 +10,7 @@ from rayinfer_deployments.cli.bench.engine_benchmarks import (
     parallel,
     peers,
     scheduler,
+    speculation,
     structured,
 )
 from rayinfer_deployments.cli.bench.predictor_benchmarks import predictors
@@ -20,6 +21,7 @@ from rayinfer_deployments.cli.failures import in_one_line
 BENCHMARKS = (
     offline,
     structured,
+    speculation,
     serve,
     batches,
     scheduler,
