@@ -2,13 +2,14 @@
 
 import os
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from rayinfer.errors import ConfigError, shown
 from rayinfer.sampling_defaults import sampling_defaults
+from rayinfer.sampling_params import MAX_DRAFT_TOKENS
 from rayinfer.setting_names import unknown_setting
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -135,6 +136,12 @@ class EngineConfig(BaseModel):
         None,
         description="plan a step while the one before computes, from tokens that are still on the device; each token"
         " is returned a step later (default: on a GPU)",
+    )
+    speculation: Literal["off", "auto"] | Annotated[int, Field(ge=1, le=MAX_DRAFT_TOKENS)] = Field(
+        "off",
+        description="speculative decoding of requests that do not name it, on a CPU: tokens that repeat a request's own"
+        " text or that its grammar forces are computed in one step; off, auto (as many as pay) or a number of tokens;"
+        " answers are the same",
     )
     enforce_eager: bool = Field(False, description="no CUDA graphs: every operation is launched separately")
     max_cudagraph_capture_size: int | None = Field(

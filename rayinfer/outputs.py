@@ -199,6 +199,9 @@ class EngineStats:
     step_tokens: list[int] = field(default_factory=list)  # steps by their number of tokens, in `STEP_TOKENS`' buckets
     step_tokens_total: int = 0
     requests_finished_total: dict[str, int] = field(default_factory=dict)  # by finish reason
+    num_drafts_total: int = 0  # drafts that steps have verified, one a request and step
+    draft_tokens_total: int = 0
+    accepted_draft_tokens_total: int = 0
     credits: Credits = NO_BOUNDS  # of each router that listens
     stage_idle_shares: list[float] = field(default_factory=list)  # of the time with work so far, by stage of a pipeline
     kv_store: KVStoreStats | None = None  # None without a store

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from rayinfer.errors import InvalidParameter, shown
 from rayinfer.grammars.spec import StructuredOutputsParams
@@ -19,10 +19,14 @@ MAX_LOGIT_BIAS = 100.0
 MAX_BAD_WORD_CHARS = 256
 MAX_BAD_SEQUENCES = 4096
 MAX_BAD_SEQUENCE_TOKENS = 64
+MAX_DRAFT_TOKENS = 16
 MIN_REPETITION_PENALTY = 1e-6  # scores are divided by it, and float32 ends at 3e38
 _MAX_INT32 = 2**31 - 1
 _SEEDS = (-(2**63), 2**64 - 1)
 _NOTHING = ()  # every empty tuple is this one
+
+# Tokens to draft in a step: none, as many as pay, or up to a number.
+Speculation = Literal["off", "auto"] | int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +62,7 @@ class SamplingParams:
     logprob_token_ids: Sequence[int] | None = ()  # tokens with logprobs at every place, with `logprobs`
     prompt_logprobs: int | None = None  # like `logprobs`, for the tokens of the prompt; -1: the whole vocabulary
     structured_outputs: StructuredOutputsParams | None = None  # the form that the answer is held to
+    speculation: Speculation | None = None  # None: the engine's setting; the tokens are the same with any
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -135,6 +140,8 @@ class SamplingParams:
             _check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.prompt_logprobs is not None:
             _check_integer("prompt_logprobs", self.prompt_logprobs, -1, MAX_LOGPROBS)
+        if self.speculation not in (None, "off", "auto"):
+            _check_speculation(self.speculation)
 
     def _check_lengths(self) -> None:
         if self.max_tokens is not None:
@@ -276,6 +283,14 @@ def _never_generated_note(sequences: Sequence[tuple[int, ...]]) -> str:
 def _check_integer(name: str, value: object, low: int, high: int, *, part: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InvalidParameter(f"{part}{name} must be an integer from {low} to {high}, got {shown(value)}", name)
+
+
+def _check_speculation(value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_DRAFT_TOKENS:
+        raise InvalidParameter(
+            f'speculation must be "auto", "off" or an integer from 1 to {MAX_DRAFT_TOKENS}, got {shown(value)}',
+            "speculation",
+        )
 
 
 def _check_number(

@@ -162,11 +162,14 @@ class Sampler:
             self._penalties.release(penalty_slot)
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, rows: RowNumbers, positions: RowNumbers) -> Sampled:
+    def sample(
+        self, logits: Tensor, rows: RowNumbers, positions: RowNumbers, *, batch_rows: RowNumbers | None = None
+    ) -> Sampled:
         """Choose a token for each of `rows` from its line of `logits` [len(rows), vocab], which stay as they are.
 
         `positions` are the indices that the new tokens will have in prompt and output together. The tokens are
-        added to the histories of penalties and bad sequences; if this raises, nothing has changed.
+        added to the histories of penalties and bad sequences; if this raises, nothing has changed. Logprobs have the
+        columns that `batch_rows` need, which are `rows` unless these are a part of a batch.
         """
         if logits.shape != (len(rows), self._vocab_size) or len(positions) != len(rows):
             raise InvalidParameter(
@@ -191,7 +194,10 @@ class Sampler:
         sampled = self._choose(scores, settings, positions, masks)
         token_ids, is_invalid = sampled.token_ids, sampled.is_invalid
         scored = np.flatnonzero(settings["num_logprobs"])
-        logprobs = self._logprobs(logits, token_ids, settings, scored, rows) if scored.size else None
+        logprobs = None
+        if scored.size:
+            widest = rows[scored] if batch_rows is None else batch_rows
+            logprobs = self._logprobs(logits, token_ids, scored, rows, widest)
 
         if penalized.size:
             lines = self._on_device(penalized)
@@ -257,19 +263,22 @@ class Sampler:
         self,
         logits: Tensor,
         token_ids: Tensor,
-        settings: RowSettings,
         scored: npt.NDArray[np.int64],
         rows: RowNumbers,
+        batch_rows: RowNumbers,
     ) -> LogprobsTensors:
         lines = self._on_device(scored)
-        num_top = int(settings["num_logprobs"].max()) - 1
-        listed = self._listed_at(rows[scored]) if self._listed_ids else None
+        num_top = int(self._table.at(batch_rows)["num_logprobs"].max()) - 1
+        listed = self._listed_at(rows[scored], batch_rows) if self._listed_ids else None
         return gather_logprobs(logits.index_select(0, lines), token_ids[lines], num_top, listed)
 
-    def _listed_at(self, rows: RowNumbers) -> Tensor | None:
-        """Return the listed ids of rows, [rows, most listed]: each row's are its last columns, others mean nothing."""
+    def _listed_at(self, rows: RowNumbers, batch_rows: RowNumbers) -> Tensor | None:
+        """Return the listed ids of rows, [rows, most listed]: each row's are its last columns, others mean nothing.
+
+        The most is that of `batch_rows`.
+        """
         lists = [self._listed_ids.get(row, ()) for row in rows.tolist()]
-        most = max(map(len, lists))
+        most = max(len(self._listed_ids.get(row, ())) for row in batch_rows.tolist())
         if not most:
             return None
         return self._on_device(np.array([(0,) * (most - len(ids)) + ids for ids in lists], np.int64))

@@ -13,6 +13,9 @@ import torch
 
 import rayinfer_kernels
 from rayinfer.config import EngineConfig
+from rayinfer.engine.drafting.drafter import Drafter
+from rayinfer.engine.drafting.grammar_drafter import GrammarDrafter
+from rayinfer.engine.drafting.prompt_lookup import PromptLookup
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.engine.loop.schedule_recorder import ScheduleRecorder
 from rayinfer.engine.plan.executor import Executor
@@ -28,6 +31,7 @@ from rayinfer.engine.worker.cpu_kernels import use_cpu_kernels
 from rayinfer.engine.worker.machine_store import check_store_settings
 from rayinfer.engine.worker.worker import Worker, build_worker
 from rayinfer.errors import ConfigError
+from rayinfer.grammars.compiler import GrammarCompiler
 from rayinfer.kv_cache.block_manager import BlockManager
 from rayinfer.models.encoder_decoder_config import Seq2SeqSettings
 from rayinfer.models.generation_config import default_sampling_params
@@ -49,6 +53,7 @@ def build_engine(
     rendezvous: "RendezvousHost | None" = None,
     group_timeout_s: float | None = None,
     recorder: ScheduleRecorder | None = None,
+    drafter: Drafter | None = None,
 ) -> Engine:
     """Load the model and allocate its KV cache; `folder` is what `resolve_model` returned.
 
@@ -56,17 +61,18 @@ def build_engine(
     join by `run_rank`, with the same settings. `group_timeout_s` (default: that of `LivenessLimits`) is for child
     processes: a rank that is stopped and sends nothing for so long is lost; one that is not stopped has the default,
     if that is longer. Raises EngineDead when a rank is lost or fails meanwhile. A `recorder`
-    follows the schedule; with `record_schedule` a file does.
+    follows the schedule; with `record_schedule` a file does. A `drafter` takes the place of the engine's own, where the
+    engine verifies drafts.
     """
     model = _check_settings(config, folder)
     defaults = default_sampling_params(config, folder)
     if config.num_ranks == 1:
         worker = build_worker(config, folder)
-        return _assemble(model, worker, worker.executor, config, defaults, recorder)
+        return _assemble(model, worker, worker.executor, config, defaults, recorder, drafter)
     # By name: engines of one rank load nothing for several.
     distributed = importlib.import_module("rayinfer.engine.distributed.build_group")
     worker, executor = distributed.build_group(config, folder, rendezvous, group_timeout_s)
-    return _assemble(model, worker, executor, config, defaults, recorder)
+    return _assemble(model, worker, executor, config, defaults, recorder, drafter)
 
 
 class EncoderDecoderEngine(Engine):
@@ -96,12 +102,10 @@ def _assemble(
     given: EngineConfig,
     defaults: Mapping[str, Any],
     recorder: ScheduleRecorder | None,
+    drafter: Drafter | None,
 ) -> Engine:
     config, caches_prefixes = worker.config, worker.caches_prefixes
     block_manager = BlockManager(worker.num_blocks, config.block_size, enable_prefix_caching=caches_prefixes)
-    offload = None
-    if worker.num_offload_blocks:
-        offload = KVOffload(worker.num_offload_blocks, config.block_size, enable_prefix_caching=caches_prefixes)
     scheduler = Scheduler(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -110,10 +114,12 @@ def _assemble(
         eos_token_ids=model.eos_token_ids,
         forced_end_token_id=model.forced_end_token_id,
         enable_prefix_caching=caches_prefixes,
-        offload=offload,
+        offload=_offload(worker),
         stored_prefixes=_stored_prefixes(model, worker, block_manager),
         max_concurrent_batches=executor.max_concurrent_batches,
         supports_async_scheduling=executor.supports_async_scheduling,
+        drafter=(drafter or _drafter(worker.grammars)) if worker.supports_drafts else None,
+        speculation=config.speculation,
     )
     seq2seq = model.seq2seq
     description = ModelDescription(
@@ -157,6 +163,17 @@ def _stored_prefixes(model: ModelConfig, worker: Worker, block_manager: BlockMan
         return None
     kernels = _kernels(any_device(), torch_dtype(worker.config.dtype, model))
     return StoredPrefixes(block_manager, partial(worker.open_transfers, kernels))
+
+
+def _offload(worker: Worker) -> KVOffload | None:
+    num_blocks, caches_prefixes = worker.num_offload_blocks, worker.caches_prefixes
+    return (
+        KVOffload(num_blocks, worker.config.block_size, enable_prefix_caching=caches_prefixes) if num_blocks else None
+    )
+
+
+def _drafter(grammars: GrammarCompiler | None) -> Drafter:
+    return PromptLookup() if grammars is None else GrammarDrafter(grammars, PromptLookup())
 
 
 def _recorded(given: EngineConfig, resolved: EngineConfig, num_blocks: int) -> EngineConfig:

@@ -61,6 +61,9 @@ ENGINE_COUNTERS: tuple[EngineValue, ...] = (
     (metric_list.NUM_PREEMPTIONS, lambda it: it.num_preemptions_total),
     (metric_list.PREFIX_CACHE_QUERIES, _looked_up_tokens),
     (metric_list.PREFIX_CACHE_HITS, lambda it: it.cached_prompt_tokens_total),
+    (metric_list.SPECULATIVE_DRAFTS, lambda it: it.num_drafts_total),
+    (metric_list.SPECULATIVE_DRAFT_TOKENS, lambda it: it.draft_tokens_total),
+    (metric_list.SPECULATIVE_ACCEPTED_TOKENS, lambda it: it.accepted_draft_tokens_total),
     (metric_list.STEPS, lambda it: it.num_steps_total),
 )
 COUNTERS: tuple[ModelValue, ...] = (

@@ -15,6 +15,13 @@ TGI_BATCH_SIZE = of_engine("gauge", "tgi_batch_current_size", "Requests that are
 NUM_PREEMPTIONS = of_engine("counter", "vllm:num_preemptions", "Requests that lost their blocks to others.")
 PREFIX_CACHE_QUERIES = of_engine("counter", "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
 PREFIX_CACHE_HITS = of_engine("counter", "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+SPECULATIVE_DRAFTS = of_engine(
+    "counter", "vllm:spec_decode_num_drafts", "Drafts of next tokens that steps verified, one a request and step."
+)
+SPECULATIVE_DRAFT_TOKENS = of_engine("counter", "vllm:spec_decode_num_draft_tokens", "Tokens of these drafts.")
+SPECULATIVE_ACCEPTED_TOKENS = of_engine(
+    "counter", "vllm:spec_decode_num_accepted_tokens", "Those that were the tokens chosen there."
+)
 STEPS = of_engine("counter", "rayinfer_steps", "Steps of the engine.")
 STEP_TOKENS = of_engine("histogram", "vllm:iteration_tokens_total", "Tokens of a step.")
 SLEEP_STATE = of_engine("gauge", "vllm:engine_sleep_state", "1 in the engine's state, else 0.", "sleep_state")

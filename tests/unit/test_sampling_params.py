@@ -49,6 +49,7 @@ from rayinfer.sampling_params import SamplingParams
         "skip_special_tokens": [None, "no"],
         "logprobs": [-1, 1001, 1.0, True, "2"],
         "prompt_logprobs": [-2, 1001, 1.0, False],
+        "speculation": [0, 17, -1, 1.0, True, False, "4", "on", "", [], {}, ["auto"]],
     }.items(),
 )
 def test_a_value_out_of_range_is_refused_by_name(name, values):

@@ -258,6 +258,7 @@ class Engine:
         """Compute the plan; if it fails, compute its halves, until the request at fault is alone and ends with "error".
 
         A request that was alone from the start is tried twice, too: what failed may have been the moment's fault.
+        Drafts are not tried again.
         Nothing needs undoing: a failed step has written only to slots that the retry writes again.
         """
         if not plan.num_requests:  # all its requests have left
@@ -269,6 +270,7 @@ class Engine:
             if not may_be_one_requests_fault(error):
                 raise
             failure = error
+            plan = plan.without_drafts()
         if failure is None:
             if self._recorder is not None:
                 self._recorder.sampled(plan, sampled)

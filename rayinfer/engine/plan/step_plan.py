@@ -43,6 +43,9 @@ class StepPlan(msgspec.Struct, tag="plan", array_like=True, frozen=True, kw_only
     # [num_requests], whether its last token here is the one that its row sampled last, which was still in flight
     # when this was planned; None where all tokens are known. Its entry in token_ids is unused.
     uses_last_sampled: BoolArray | None = None
+    # [num_requests], how many of its last tokens here are drafts, to be verified; None where no request has any.
+    # `seq_lens` counts them.
+    num_drafts: Int32Array | None = None
 
     @property
     def num_requests(self) -> int:
@@ -67,6 +70,17 @@ class StepPlan(msgspec.Struct, tag="plan", array_like=True, frozen=True, kw_only
         counts[is_kept].cumsum(out=cu_seqlens_q[1:])
         return self._select(is_kept, is_kept_token, cu_seqlens_q)
 
+    def without_drafts(self) -> "StepPlan":
+        """Return the step without tokens that are only guesses."""
+        if self.num_drafts is None:
+            return self
+        counts = np.diff(self.cu_seqlens_q)
+        ends = np.repeat(self.cu_seqlens_q[1:] - self.num_drafts, counts)
+        cu_seqlens_q = np.zeros_like(self.cu_seqlens_q)
+        (counts - self.num_drafts).cumsum(out=cu_seqlens_q[1:])
+        plan = self._select(slice(None), np.arange(self.num_tokens) < ends, cu_seqlens_q)
+        return msgspec.structs.replace(plan, seq_lens=self.seq_lens - self.num_drafts, num_drafts=None)
+
     def _select(self, requests: slice | BoolArray, tokens: slice | BoolArray, cu_seqlens_q: Int32Array) -> "StepPlan":
         rows = self.rows[requests]
         return msgspec.structs.replace(
@@ -81,6 +95,7 @@ class StepPlan(msgspec.Struct, tag="plan", array_like=True, frozen=True, kw_only
             samples=self.samples[requests],
             new_requests=tuple(new_request for new_request in self.new_requests if new_request.row in rows),
             uses_last_sampled=None if self.uses_last_sampled is None else self.uses_last_sampled[requests],
+            num_drafts=None if self.num_drafts is None else self.num_drafts[requests],
         )
 
 
@@ -110,20 +125,23 @@ class LogprobsArrays(msgspec.Struct, array_like=True, frozen=True, kw_only=True)
 
 
 class SampledTokens(msgspec.Struct, array_like=True, frozen=True):
-    """The new token of every request that sampled, in the plan's order."""
+    """The new tokens of every request that sampled, in the plan's order: one, and those of accepted drafts before."""
 
-    token_ids: Int64Array  # [number of true `samples`]
-    is_invalid: BoolArray  # of the same length: no token could be chosen
+    token_ids: Int64Array  # [number of true `samples`], or the sum of `counts`
+    is_invalid: BoolArray  # [number of true `samples`]: its last token could not be chosen
     logprobs: LogprobsArrays | None = None  # of the new tokens of those requests that asked for them
     prompt_logprobs: LogprobsArrays | None = None  # of prompt tokens, except the first of a prompt
     errors: dict[int, str] | None = None  # by row: why its own grammar leaves no token
+    counts: Int32Array | None = None  # [number of true `samples`], tokens of each; None: one
 
     def only(self, is_kept: BoolArray, rows: Int64Array) -> "SampledTokens":
-        """Return the tokens of some requests; is_kept [number of tokens], and the rows of kept logprobs."""
+        """Return the tokens of some requests; is_kept [number of true `samples`], and the rows of kept logprobs."""
+        is_kept_token = is_kept if self.counts is None else np.repeat(is_kept, self.counts)
         return SampledTokens(
-            self.token_ids[is_kept],
+            self.token_ids[is_kept_token],
             self.is_invalid[is_kept],
             None if self.logprobs is None else self.logprobs.only(rows),
             None if self.prompt_logprobs is None else self.prompt_logprobs.only(rows),
             self.errors and {row: error for row, error in self.errors.items() if row in rows},
+            None if self.counts is None else self.counts[is_kept],
         )

@@ -97,7 +97,7 @@ class Sampled(msgspec.Struct, tag="sampled", frozen=True, kw_only=True):
     """The new tokens of a plan's requests, in the plan's order."""
 
     step: int
-    rows: Int64Array  # of the requests that sampled
+    rows: Int64Array  # of the requests that sampled, one for each token
     token_ids: Int64Array
     is_invalid: BoolArray
 
@@ -105,6 +105,8 @@ class Sampled(msgspec.Struct, tag="sampled", frozen=True, kw_only=True):
     def of(cls, plan: StepPlan, tokens: SampledTokens) -> "Sampled":
         """Take the tokens without log probabilities."""
         rows = plan.rows[plan.samples]
+        if tokens.counts is not None:
+            rows = np.repeat(rows, tokens.counts)
         return cls(step=plan.step, rows=rows, token_ids=tokens.token_ids, is_invalid=tokens.is_invalid)
 
 

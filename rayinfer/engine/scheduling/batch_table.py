@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rayinfer.engine.drafting.draft_lengths import speculation_mode
 from rayinfer.engine.plan.step_plan import BoolArray, Int32Array, Int64Array, NewRequestData, StepPlan
 from rayinfer.engine.scheduling.request import Request
 
@@ -29,6 +30,7 @@ class BatchTable:
         self.expected_tokens = np.zeros(num_rows, np.int64) if supports_async_scheduling else self.num_tokens
         self.expected_computed = np.zeros(num_rows, np.int64) if supports_async_scheduling else self.num_computed
         self.num_scheduled = np.zeros(num_rows, np.int64)  # to be computed in the step that is being planned
+        self.num_drafts = np.zeros(num_rows, np.int64)  # of those, behind the known tokens: guesses
         self.num_blocks = np.zeros(num_rows, np.int64)
         self.num_stored_blocks = np.zeros(num_rows, np.int64)  # of those, hit-able in the prefix cache
         self.generations = np.zeros(num_rows, np.int64)  # of requests: grows when the row is freed
@@ -40,6 +42,7 @@ class BatchTable:
         self.max_total_tokens = np.zeros(num_rows, np.int64)
         self.num_cached_tokens = np.zeros(num_rows, np.int64)  # as reported to its client
         self.checks_eos = np.zeros(num_rows, np.bool_)
+        self.speculation = np.zeros(num_rows, np.int64)  # a mode of `drafting/draft_lengths.py`
         self.priorities = np.zeros(num_rows, np.int64)
         self.deadlines = np.zeros(num_rows, np.float64)
         self.keys = np.zeros(num_rows, np.float64)  # of the queue entries, as `orders`
@@ -134,6 +137,7 @@ class BatchTable:
         self.max_total_tokens[row] = request.max_total_tokens
         self.num_cached_tokens[row] = request.num_cached_tokens or 0
         self.checks_eos[row] = not request.params.ignore_eos
+        self.speculation[row] = speculation_mode(request.params.speculation)
         self.priorities[row] = request.priority
         self.deadlines[row] = math.inf if request.deadline is None else request.deadline
         self.keys[row] = request.queue_entry.key
@@ -199,7 +203,8 @@ class BatchTable:
         block_indices = positions // self._block_size
         offsets = positions - block_indices * self._block_size  # a quarter of what divmod takes
         max_blocks = -(-int(seq_lens.max()) // self._block_size)
-        samples = seq_lens == self.expected_tokens[rows]
+        num_drafts = self._take_num_drafts(rows)
+        samples = seq_lens == self.expected_tokens[rows] + (0 if num_drafts is None else num_drafts)
         if self.prompt_only_rows:
             samples[indices_of(self.prompt_only_rows, rows)] = False
         token_ids = self.token_ids[token_rows, positions]
@@ -218,7 +223,16 @@ class BatchTable:
             samples=samples,
             new_requests=new_requests,
             uses_last_sampled=uses_last_sampled,
+            num_drafts=num_drafts,
         )
+
+    def _take_num_drafts(self, rows: Int64Array) -> Int32Array | None:
+        """Return the drafts of the step that is being planned, once; None if there are none."""
+        num_drafts = self.num_drafts[rows]
+        if not num_drafts.any():
+            return None
+        self.num_drafts[rows] = 0
+        return num_drafts.astype(np.int32)
 
     def expect(self, plan: StepPlan) -> None:
         """Count the tokens that an in-flight step will compute and sample."""
@@ -240,11 +254,17 @@ class BatchTable:
             ends[i] |= int(token_ids[i]) in self.request_at(rows[i]).params.stop_ids
         return ends
 
-    def append(self, rows: Int64Array, token_ids: Int64Array) -> None:
-        """Add one new token to each of the rows."""
+    def append(self, rows: Int64Array, token_ids: Int64Array, counts: Int32Array | None = None) -> None:
+        """Add new tokens to each of the rows: one, or as many as `counts` says, one row's after the other's."""
         num_tokens = self.num_tokens[rows]
-        self.token_ids[rows, num_tokens] = token_ids
-        self.num_tokens[rows] = num_tokens + 1
+        if counts is None:
+            self.token_ids[rows, num_tokens] = token_ids
+            self.num_tokens[rows] = num_tokens + 1
+            return
+        firsts = counts.cumsum() - counts
+        positions = np.arange(len(token_ids)) + np.repeat(num_tokens - firsts, counts)
+        self.token_ids[np.repeat(rows, counts), positions] = token_ids
+        self.num_tokens[rows] = num_tokens + counts
 
 
 def indices_of(some_rows: set[int], rows: Int64Array) -> list[int]:

@@ -8,7 +8,7 @@ import numpy as np
 from rayinfer.engine.plan.step_plan import Int64Array, SampledTokens
 from rayinfer.engine.scheduling.batch_table import BatchTable, indices_of
 from rayinfer.engine.scheduling.request import Request
-from rayinfer.engine.scheduling.step_deltas import add_details, one_token_deltas
+from rayinfer.engine.scheduling.step_deltas import add_details, one_token_deltas, several_token_deltas
 from rayinfer.outputs import FinishReason, TokenDelta
 
 logger = logging.getLogger(__name__)
@@ -31,13 +31,22 @@ class OutputProcessor:
         self._finish = finish
 
     def process(self, rows: Int64Array, sampled: SampledTokens) -> list[TokenDelta]:
-        """Append each row's new token and finish the requests that end with it; returns their deltas."""
+        """Append each row's new tokens and finish the requests that end with the last; returns their deltas.
+
+        No other one can end a request: drafts hold no token that could.
+        """
         table, token_ids, is_invalid = self._table, sampled.token_ids, sampled.is_invalid
-        deltas = one_token_deltas(table, rows, token_ids)
-        if np.count_nonzero(is_invalid):
-            table.append(rows[~is_invalid], token_ids[~is_invalid])
+        if sampled.counts is not None:
+            deltas = several_token_deltas(table, rows, token_ids, sampled.counts)
+            lasts = sampled.counts.cumsum() - 1
+            table.append(rows, np.delete(token_ids, lasts[is_invalid]), sampled.counts - is_invalid)
+            token_ids = token_ids[lasts]
         else:
-            table.append(rows, token_ids)
+            deltas = one_token_deltas(table, rows, token_ids)
+            if np.count_nonzero(is_invalid):
+                table.append(rows[~is_invalid], token_ids[~is_invalid])
+            else:
+                table.append(rows, token_ids)
         add_details(deltas, table, rows, sampled)
         ends = table.check_stop(rows, token_ids, self._eos_token_ids)
         is_full = table.num_tokens[rows] >= table.max_total_tokens[rows]
@@ -73,7 +82,7 @@ class OutputProcessor:
         self._finish(request, reason)
         token_ids = delta.token_ids
         if reason == "error":
-            token_ids = []
+            token_ids = token_ids[:-1]
             cause = error or "its logits are not finite, or its rules leave none"
             logger.log(
                 logging.ERROR if error is None else logging.WARNING,
@@ -81,11 +90,11 @@ class OutputProcessor:
                 request.request_id,
                 cause,
             )
-        is_stop_id = reason == "stop" and token_ids[0] in request.params.stop_ids
+        is_stop_id = reason == "stop" and token_ids[-1] in request.params.stop_ids
         return delta._replace(
             token_ids=token_ids,
             finish_reason=reason,
-            stop_reason=token_ids[0] if is_stop_id else None,
+            stop_reason=token_ids[-1] if is_stop_id else None,
             trace=request.trace_events,
             error=error if reason == "error" else None,
         )

@@ -113,6 +113,11 @@ class RunningBatch:
         """Blocks that can be allocated."""
         return self._blocks.num_free
 
+    @property
+    def num_headroom_blocks(self) -> int:
+        """Blocks that are left free beside running requests when another is admitted."""
+        return self._headroom(len(self.table))
+
     def rows_short_of_a_block(self) -> Int64Array:
         """Return the rows whose next token has no block."""
         table, rows = self.table, self.table.rows

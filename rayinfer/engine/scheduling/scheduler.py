@@ -4,11 +4,20 @@ from collections import deque
 
 import numpy as np
 
+from rayinfer.engine.drafting.drafter import Drafter
 from rayinfer.engine.plan.executor_commands import BlockCopy
-from rayinfer.engine.plan.step_plan import BoolArray, LogprobsArrays, NewRequestData, SampledTokens, StepPlan
+from rayinfer.engine.plan.step_plan import (
+    BoolArray,
+    Int64Array,
+    LogprobsArrays,
+    NewRequestData,
+    SampledTokens,
+    StepPlan,
+)
 from rayinfer.engine.scheduling.admission import Admission, Admitted, order_key
 from rayinfer.engine.scheduling.batch_table import BatchTable, indices_of
 from rayinfer.engine.scheduling.deadlines import Deadlines
+from rayinfer.engine.scheduling.drafts import Drafts
 from rayinfer.engine.scheduling.held_rows import HeldRows
 from rayinfer.engine.scheduling.inflight_steps import step_schedule
 from rayinfer.engine.scheduling.kv_offload import KVOffload
@@ -22,6 +31,7 @@ from rayinfer.kv_cache.block_manager import BlockManager
 from rayinfer.kv_cache.stored_blocks import BlockEvents
 from rayinfer.metrics.histogram import STEP_TOKENS, Histogram
 from rayinfer.outputs import EngineStats, FinishReason, TokenDelta
+from rayinfer.sampling_params import Speculation
 
 TRANSFER_WAIT_S = 0.005
 AGEING_S = 10.0  # one level of priority counts as having arrived this much earlier
@@ -50,6 +60,8 @@ class Scheduler:
         stored_prefixes: StoredPrefixes | None = None,
         max_concurrent_batches: int = 1,
         supports_async_scheduling: bool = False,
+        drafter: Drafter | None = None,
+        speculation: Speculation = "off",
     ) -> None:
         block_size = block_manager.block_size
         # No more rows than tokens in a step: every decoding request has its token in every step.
@@ -78,6 +90,7 @@ class Scheduler:
         self._schedule = step_schedule(
             self._table, max_concurrent_batches, supports_async_scheduling=supports_async_scheduling
         )
+        self._drafts = None if drafter is None else Drafts(self.batch, drafter, block_size, speculation)
         self._new_requests: list[NewRequestData] = []
         self._rows_to_resend: list[int] = []
         self._prefilling: dict[Request, None] = {}  # an ordered set; some may have left since the last plan
@@ -183,6 +196,9 @@ class Scheduler:
             step_tokens_total=int(self._step_tokens.total),
             requests_finished_total=dict(totals.requests_finished_total),
             kv_store=None if self._stored_prefixes is None else self._stored_prefixes.stats,
+            num_drafts_total=0 if self._drafts is None else self._drafts.num_drafts,
+            draft_tokens_total=0 if self._drafts is None else self._drafts.num_draft_tokens,
+            accepted_draft_tokens_total=0 if self._drafts is None else self._drafts.num_accepted_tokens,
         )
 
     # Planning a step
@@ -198,6 +214,8 @@ class Scheduler:
         if not self._table.num_scheduled.any():
             self._wait_for_transfers()
             return None
+        if self._drafts is not None:
+            self._drafts.add(self._num_tokens_left)
         self._totals.num_steps_total += 1
         plan = self._table.assemble(step=self._totals.num_steps_total, new_requests=self._take_new_requests())
         self._step_tokens.observe(plan.num_tokens)
@@ -303,7 +321,7 @@ class Scheduler:
         """
         table = self._table
         plan, sampled = self._schedule.finish(plan, sampled)
-        table.num_computed[plan.rows] = plan.seq_lens
+        table.num_computed[plan.rows] = plan.seq_lens if plan.num_drafts is None else _num_computed(plan, sampled)
         rows, has_sampled = plan.rows, plan.samples
         if has_nonfinite := bool((is_nonfinite := _are_nonfinite(plan, sampled)).any()):
             may_store = np.ones(plan.num_requests, np.bool_)
@@ -319,7 +337,9 @@ class Scheduler:
             if np.isnan(sampled.prompt_logprobs.logprobs).any():
                 self._forget_nonfinite(sampled.prompt_logprobs)
         deltas = self._outputs.process(plan.rows[plan.samples], sampled) if len(sampled.token_ids) else []
-        self._totals.generation_tokens_total += len(deltas) - int(np.count_nonzero(sampled.is_invalid))
+        self._totals.generation_tokens_total += len(sampled.token_ids) - int(np.count_nonzero(sampled.is_invalid))
+        if self._drafts is not None:
+            self._drafts.observe(plan, sampled)
         if table.prompt_only_rows:
             deltas += self._outputs.finish_prompt_only(plan.rows)
         return deltas
@@ -340,6 +360,15 @@ class Scheduler:
         finished[reason] = finished.get(reason, 0) + 1
         if request.trace is not None:
             request.trace.record("finished", reason=reason, output_tokens=len(request.token_ids) - request.prompt_len)
+
+
+def _num_computed(plan: StepPlan, sampled: SampledTokens) -> Int64Array:
+    """Return how many tokens of each request are computed after a step with drafts: the accepted ones count."""
+    assert plan.num_drafts is not None
+    num_computed = plan.seq_lens.astype(np.int64) - plan.num_drafts
+    if sampled.counts is not None:
+        num_computed[plan.samples] += sampled.counts - 1
+    return num_computed
 
 
 def _are_nonfinite(plan: StepPlan, sampled: SampledTokens) -> BoolArray:

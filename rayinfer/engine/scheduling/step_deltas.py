@@ -8,6 +8,7 @@ import numpy as np
 
 from rayinfer.engine.plan.step_plan import (
     Float32Matrix,
+    Int32Array,
     Int32Matrix,
     Int64Array,
     LogprobsArrays,
@@ -41,6 +42,17 @@ def one_token_deltas(table: BatchTable, rows: Int64Array, token_ids: Int64Array)
     return list(map(tuple.__new__, repeat(TokenDelta), fields))
 
 
+def several_token_deltas(
+    table: BatchTable, rows: Int64Array, token_ids: Int64Array, counts: Int32Array
+) -> list[TokenDelta]:
+    """Make the same of as many tokens for each row as `counts` says, one row's after the other's."""
+    ends = counts.cumsum()
+    deltas = one_token_deltas(table, rows, token_ids[ends - counts])
+    for i in np.flatnonzero(counts > 1).tolist():
+        deltas[i] = deltas[i]._replace(token_ids=token_ids[ends[i] - counts[i] : ends[i]].tolist())
+    return deltas
+
+
 def add_details(deltas: list[TokenDelta], table: BatchTable, rows: Int64Array, sampled: SampledTokens) -> None:
     """Add logprobs to the deltas of requests that asked for them, and record first tokens in traces."""
     indices = indices_of(table.rows_with_details, rows)
@@ -48,11 +60,13 @@ def add_details(deltas: list[TokenDelta], table: BatchTable, rows: Int64Array, s
         return
     logprobs = logprobs_by_row(sampled.logprobs, lambda row: _wanted_logprobs(table.request_at(row).params))
     for i in indices:
-        if sampled.is_invalid[i]:
+        num_new = len(deltas[i].token_ids) - int(sampled.is_invalid[i])
+        if not num_new:
             continue
         request = table.request_at(rows[i])
+        known = logprobs.get(int(rows[i]))
         deltas[i] = deltas[i]._replace(
-            logprobs=logprobs.get(int(rows[i])), prompt_logprobs=request.take_prompt_logprobs()
+            logprobs=known and known[:num_new], prompt_logprobs=request.take_prompt_logprobs()
         )
         if request.trace is not None and deltas[i].start_pos == request.num_migrated_output_tokens:
             request.trace.record("first_token")
@@ -77,7 +91,8 @@ def trace_prefill_chunks(table: BatchTable, plan: StepPlan) -> None:
         request = table.request_at(plan.rows[i])
         # While it runs, `request.token_ids` are those that it was admitted with.
         if request.trace is not None and (start := int(plan.positions[plan.cu_seqlens_q[i]])) < len(request.token_ids):
-            request.trace.record("prefill_chunk", start=start, end=int(plan.seq_lens[i]))
+            num_drafts = 0 if plan.num_drafts is None else int(plan.num_drafts[i])
+            request.trace.record("prefill_chunk", start=start, end=int(plan.seq_lens[i]) - num_drafts)
 
 
 class WantedLogprobs(NamedTuple):

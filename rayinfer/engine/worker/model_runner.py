@@ -5,11 +5,13 @@ Nothing here waits for a GPU: `submit` starts its work, and the step's handle wa
 
 import numpy as np
 import torch
+from msgspec import structs
 
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.plan.executor import StepHandle
 from rayinfer.engine.plan.step_plan import NewRequestData, StepPlan
 from rayinfer.engine.ranks.pipeline_link import ONLY_STAGE, Stage
+from rayinfer.engine.worker.draft_verification import sample_with_drafts
 from rayinfer.engine.worker.graphs.decode_graphs import DecodeGraphs
 from rayinfer.engine.worker.prompt_scorer import PromptScorer
 from rayinfer.engine.worker.step_inputs import FutureTokens, StepInputs, upload_plan
@@ -96,6 +98,11 @@ class ModelRunner:
         logits = decoder.logits(hidden)  # computed by all ranks of the stage
         if not self._stage.samples:
             return FinishedStep(NO_TOKENS)
+        if plan.num_drafts is not None:
+            sampled = sample_with_drafts(self._sampler, plan, logits)
+            if prompt_logprobs is not None:
+                sampled = structs.replace(sampled, prompt_logprobs=prompt_logprobs.result())
+            return FinishedStep(sampled)
         return self._sample(plan, logits, inputs.sampled_rows, prompt_logprobs)
 
     def _replay(self, graphs: DecodeGraphs, plan: StepPlan) -> PendingSample:

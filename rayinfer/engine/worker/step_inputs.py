@@ -19,7 +19,8 @@ class StepInputs:
     rows: torch.Tensor  # int64 [num_requests]
     uses_last_sampled: torch.Tensor | None  # bool [num_requests], as in the plan; None if all tokens are known
     sampled_rows: torch.Tensor  # int64, of those that sample, in the plan's order
-    sampled_lines: torch.Tensor | None  # int64, indices of their last tokens; None if these are all tokens
+    # int64, indices of their last tokens, behind one with drafts those of its drafts; None if these are all tokens
+    sampled_lines: torch.Tensor | None
 
 
 def upload_plan(plan: StepPlan, upload: StepUpload) -> StepInputs:
@@ -41,7 +42,7 @@ def upload_plan(plan: StepPlan, upload: StepUpload) -> StepInputs:
     sampling = np.flatnonzero(plan.samples)
     all_sample = len(sampling) == plan.num_tokens  # each request has one token then
     if not all_sample:
-        arrays += [plan.rows[sampling], plan.cu_seqlens_q[1:][sampling].astype(np.int64) - 1]
+        arrays += [plan.rows[sampling], sampled_lines(plan, sampling)]
     token_ids, positions, slot_mapping, cu_seqlens_q, seq_lens, block_tables, rows, *others = upload.send(arrays)
     return StepInputs(
         token_ids=token_ids,
@@ -53,6 +54,16 @@ def upload_plan(plan: StepPlan, upload: StepUpload) -> StepInputs:
         sampled_rows=rows if all_sample else others[-2],
         sampled_lines=None if all_sample else others[-1],
     )
+
+
+def sampled_lines(plan: StepPlan, sampling: np.ndarray) -> np.ndarray:
+    """Return the indices of the tokens behind which the requests `sampling` get new ones, in their order."""
+    lasts: np.ndarray = plan.cu_seqlens_q[1:][sampling].astype(np.int64) - 1
+    if plan.num_drafts is None:
+        return lasts
+    counts = plan.num_drafts[sampling].astype(np.int64) + 1
+    lines: np.ndarray = np.arange(counts.sum()) + np.repeat(lasts + 1 - counts.cumsum(), counts)
+    return lines
 
 
 def num_decodes(cu_seqlens_q: np.ndarray) -> int:

@@ -37,11 +37,11 @@ SAMPLING_FIELDS = frozenset(
         *("max_tokens", "temperature", "top_p", "top_k", "min_p", "typical_p", "stop", "seed", "presence_penalty"),
         *("frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words", "min_tokens"),
         *("ignore_eos", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens", "add_special_tokens"),
-        *("logprobs", "cache_salt", "user"),
+        *("logprobs", "cache_salt", "user", "speculation"),
     )
 )
 _OTHER_NAMES = {"stop_words": "stop", "random_seed": "seed"}  # of Triton's TensorRT-LLM backend
-_TEXT_FIELDS = frozenset(("stop", "bad_words", "cache_salt", "user"))
+_TEXT_FIELDS = frozenset(("stop", "bad_words", "cache_salt", "user", "speculation"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

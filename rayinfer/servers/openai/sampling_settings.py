@@ -16,6 +16,7 @@ _SAME_NAME = (
     *("n", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "seed", "min_tokens", "stop", "stop_token_ids", "allowed_token_ids", "bad_words"),
     *("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "logprob_token_ids"),
+    "speculation",
 )
 
 

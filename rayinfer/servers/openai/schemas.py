@@ -6,6 +6,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from rayinfer.errors import InvalidParameter
 from rayinfer.priority_queue import BACKGROUND_PRIORITY
+from rayinfer.sampling_params import MAX_DRAFT_TOKENS
 from rayinfer.tokenization.truncation import TruncationSide
 from rayinfer.tool_calls.tools import MAX_TOOLS, NAME_PATTERN
 
@@ -111,6 +112,12 @@ ResponseFormat = Annotated[dict[str, Any], WithJsonSchema(_FORMATS_SCHEMA)]
 StructuredOutputs = Annotated[dict[str, Any], WithJsonSchema(_FORMS_SCHEMA)]
 TemplateArguments = Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_ARGUMENTS)]
 Metadata = Annotated[dict[str, str], Field(max_length=MAX_METADATA_ITEMS)]
+SpeculationField = Annotated[
+    str | Integer,
+    WithJsonSchema(
+        {"anyOf": [{"enum": ["auto", "off"]}, {"type": "integer", "minimum": 1, "maximum": MAX_DRAFT_TOKENS}]}
+    ),
+]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -195,6 +202,7 @@ class GenerationBody(PromptBody):
     length_penalty: float | None = None  # beside it
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None  # vLLM's
+    speculation: SpeculationField | None = None  # tokens to draft in a step; answers are the same
     service_tier: str | None = None  # there is one, "default"
     # These have no effect.
     metadata: Metadata | None = None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from rayinfer.engine.drafting.drafter import Drafter
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.engine.plan.executor_commands import BlockCopy, SleepLevel
 from rayinfer.engine.plan.step_plan import (
@@ -31,7 +32,7 @@ from rayinfer.kv_store.store import KVBlockStore
 from rayinfer.kv_store.transfers import BlockTransfers
 from rayinfer.outputs import TokenDelta, TokenLogprobs
 from rayinfer.protocols import GenerationRequest, ModelDescription
-from rayinfer.sampling_params import SamplingParams
+from rayinfer.sampling_params import SamplingParams, Speculation
 from support.fakes.fake_scores import ScoredPlace, score
 from support.fakes.virtual_time import FakeClock
 
@@ -121,23 +122,20 @@ class FakeExecutor:
         self._slots[plan.slot_mapping, 2] = 0
         contexts = [self._context(plan, i) for i in range(plan.num_requests)]
         is_spoilt = [self._spread_spoilt(plan, i, context) for i, context in enumerate(contexts)]
-        for context in contexts:
-            if (error := self.failure(context)) is not None:
-                raise error
-        answers = [
-            INVALID if spoilt else self.answer(context)
-            for context, spoilt, samples in zip(contexts, is_spoilt, plan.samples, strict=True)
-            if samples
-        ]
-        tokens = np.array(answers, np.int64)
+        answers = [self._answers(plan, i, context) for i, context in enumerate(contexts)]
+        answers = [found for found, samples in zip(answers, plan.samples, strict=True) if samples]
+        tokens = np.array([token_id for found in answers for token_id in found], np.int64)
         token_ids = np.where(tokens == INVALID, 0, tokens)
-        scores = self._score_new_tokens(plan, token_ids), self._score_prompts(plan)
+        counts = np.array([len(found) for found in answers], np.int32)
+        scores = self._score_new_tokens(plan, token_ids, counts), self._score_prompts(plan)
         if scores[1] is not None:
             scores[1].logprobs[np.isin(scores[1].rows, plan.rows[is_spoilt])] = np.nan
-        for row, token_id in zip(plan.rows[plan.samples].tolist(), token_ids.tolist(), strict=True):
+        for row, token_id in zip(np.repeat(plan.rows[plan.samples], counts).tolist(), token_ids.tolist(), strict=True):
             self.histories[row].append(token_id)
             self._last_tokens[row] = token_id
-        return FinishedStep(SampledTokens(token_ids, tokens == INVALID, *scores))
+        is_invalid = np.array([found[-1] == INVALID for found in answers], np.bool_)
+        counts_of_drafts = None if plan.num_drafts is None else counts
+        return FinishedStep(SampledTokens(token_ids, is_invalid, *scores, None, counts_of_drafts))
 
     def check(self) -> None:
         """Raise what the test says."""
@@ -179,16 +177,31 @@ class FakeExecutor:
         """Return the bytes of all blocks."""
         return [self._cached.view(np.uint8).reshape(len(self._cached), -1)]
 
-    def _score_new_tokens(self, plan: StepPlan, token_ids: Int64Array) -> LogprobsArrays | None:
-        wanted = [
-            (self.new_requests[row].params.logprobs, row, token_id)
-            for row, token_id in zip(plan.rows[plan.samples].tolist(), token_ids.tolist(), strict=True)
-            if self.new_requests[row].params.logprobs is not None
-        ]
-        places = [
-            ScoredPlace(row, len(self.histories[row]), list(self.histories[row]), token) for _, row, token in wanted
-        ]
-        return score(places, max((num_top or 0 for num_top, _, _ in wanted), default=0), VOCAB_SIZE)
+    def _answers(self, plan: StepPlan, i: int, context: list[int]) -> list[int]:
+        """Return the new tokens of a request; those behind a draft are there only if the draft is the token before."""
+        num_drafts = 0 if plan.num_drafts is None else int(plan.num_drafts[i])
+        answers: list[int] = []
+        for length in range(len(context) - num_drafts, len(context) + 1):
+            known = context[:length]
+            if (error := self.failure(known)) is not None:
+                raise error
+            is_spoilt = bool((self._slots[self._slots_read(plan, i)[:length], 2] == 1).any())
+            answers.append(INVALID if is_spoilt else self.answer(known))
+            if length < len(context) and answers[-1] != context[length]:
+                break
+        return answers
+
+    def _score_new_tokens(self, plan: StepPlan, token_ids: Int64Array, counts: Int32Array) -> LogprobsArrays | None:
+        places, num_top, known = [], 0, token_ids.tolist()
+        for row, count in zip(plan.rows[plan.samples].tolist(), counts.tolist(), strict=True):
+            new, known = known[:count], known[count:]
+            wanted = self.new_requests[row].params.logprobs
+            if wanted is None:
+                continue
+            num_top = max(num_top, wanted)
+            before = self.histories[row]
+            places += [ScoredPlace(row, len(before) + j, [*before, *new[:j]], new[j]) for j in range(count)]
+        return score(places, num_top, VOCAB_SIZE)
 
     def _score_prompts(self, plan: StepPlan) -> LogprobsArrays | None:
         places, num_top = [], 0
@@ -220,9 +233,14 @@ class FakeExecutor:
         return blocks * self.block_size + positions % self.block_size
 
     def _spread_spoilt(self, plan: StepPlan, i: int, context: list[int]) -> bool:
-        is_spoilt = self.spoils(context) or bool((self._slots[self._slots_read(plan, i), 2] == 1).any())
-        if is_spoilt:
-            self._slots[plan.slot_mapping[plan.cu_seqlens_q[i] : plan.cu_seqlens_q[i + 1]], 2] = 1
+        slots = self._slots_read(plan, i)
+        num_drafts = 0 if plan.num_drafts is None else int(plan.num_drafts[i])
+        first = len(context) - num_drafts  # the slots before are written as one chunk, then each draft's
+        for length in range(first, len(context) + 1):
+            is_spoilt = self.spoils(context[:length]) or bool((self._slots[slots[:length], 2] == 1).any())
+            if is_spoilt:
+                start = int(plan.positions[plan.cu_seqlens_q[i]]) if length == first else length - 1
+                self._slots[slots[start:length], 2] = 1
         return is_spoilt
 
     def _context(self, plan: StepPlan, i: int) -> list[int]:
@@ -230,8 +248,10 @@ class FakeExecutor:
         _claim(bool((self._slots[slot_mapping, 1] == positions).all()), "keys are read that nobody wrote there")
         context: list[int] = self._slots[slot_mapping, 0].tolist()
         history = self.histories.get(int(plan.rows[i]), [])
-        _claim(context == history[: len(context)], "the row or the cache holds another request's tokens")
-        _claim(not plan.samples[i] or len(context) == len(history), "it samples before its last token, or too late")
+        num_known = len(context) - (0 if plan.num_drafts is None else int(plan.num_drafts[i]))
+        _claim(context[:num_known] == history[:num_known], "the row or the cache holds another request's tokens")
+        _claim(not plan.samples[i] or num_known == len(history), "it samples before its last token, or too late")
+        _claim(plan.samples[i] or num_known == len(context), "it drafts within its prompt")
         return context
 
 
@@ -360,6 +380,8 @@ def drive(
     max_concurrent_batches: int = 1,
     supports_async_scheduling: bool = False,
     open_store: Callable[[], KVBlockStore] | None = None,
+    drafter: Drafter | None = None,
+    speculation: Speculation = "auto",
 ) -> Driven:
     """Build an engine over a small pool."""
     executor = FakeExecutor(
@@ -385,6 +407,8 @@ def drive(
         else None,
         max_concurrent_batches=max_concurrent_batches,
         supports_async_scheduling=supports_async_scheduling,
+        drafter=drafter,
+        speculation=speculation,
     )
     executor.name_of_row = scheduler.request_id_at
     description = ModelDescription(

@@ -16,6 +16,7 @@ def make_plan(
     first_slot: int = 0,
     num_blocks: int = 1,
     uses_last_sampled: Sequence[bool] | None = None,
+    num_drafts: Sequence[int] | None = None,
     new_requests: Sequence[NewRequestData] = (),
 ) -> StepPlan:
     """Make a plan of {row: (first position, number of tokens)}; every request samples, unless `samples` says so.
@@ -36,5 +37,6 @@ def make_plan(
         block_tables=np.arange(len(chunks) * num_blocks, dtype=np.int32).reshape(len(chunks), num_blocks),
         samples=np.array([True] * len(chunks) if samples is None else samples, np.bool_),
         uses_last_sampled=None if uses_last_sampled is None else np.array(uses_last_sampled),
+        num_drafts=None if num_drafts is None else np.array(num_drafts, np.int32),
         new_requests=tuple(new_requests),
     )

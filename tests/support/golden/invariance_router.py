@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from rayinfer.engine.drafting.drafter import Drafter
 from rayinfer.engine.loop.async_engine import AsyncEngine
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import CompletionOutput, RequestOutput
@@ -18,10 +19,15 @@ from support.golden.invariance_runs import Run, build_mixed_engine, generation_r
 
 
 async def run_behind_a_router(
-    folder: Path, requests: Iterable[MixedRequest], *, num_engines: int, **settings: Any
+    folder: Path,
+    requests: Iterable[MixedRequest],
+    *,
+    num_engines: int,
+    drafter: Drafter | None = None,
+    **settings: Any,
 ) -> Run:
     """Give a router the requests, all at once, which shares them out among engines in threads of their own."""
-    async with _router(folder, num_engines, settings) as (router, engines):
+    async with _router(folder, num_engines, settings, drafter) as (router, engines):
         tokenizer = Tokenizer.from_folder(folder)
         answers = [_collect(router, generation_request(request, tokenizer)) for request in requests]
         outputs = {output.request_id: output for output in await asyncio.gather(*answers)}
@@ -30,9 +36,9 @@ async def run_behind_a_router(
 
 @asynccontextmanager
 async def _router(
-    folder: Path, num_engines: int, settings: dict[str, Any]
+    folder: Path, num_engines: int, settings: dict[str, Any], drafter: Drafter | None
 ) -> AsyncIterator[tuple[Dispatcher, list[AsyncEngine]]]:
-    engines = [AsyncEngine(build_mixed_engine(folder, settings)) for _ in range(num_engines)]
+    engines = [AsyncEngine(build_mixed_engine(folder, settings, drafter)) for _ in range(num_engines)]
     metrics = ServiceMetrics()
     router = Dispatcher(
         "mixed",

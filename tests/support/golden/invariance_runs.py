@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import rayinfer
 from rayinfer.config import engine_config
 from rayinfer.engine.build import build_engine
+from rayinfer.engine.drafting.drafter import Drafter
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.outputs import EngineStats, OutputAggregate, RequestOutput
 from rayinfer.protocols import EngineRequestId, GenerationRequest
@@ -43,9 +44,9 @@ def open_llm(folder: Path, **settings: Any) -> "LLM":
     return rayinfer.LLM(str(folder), **SETTINGS | settings)
 
 
-def open_streams(folder: Path, **settings: Any) -> EngineStreams:
+def open_streams(folder: Path, *, drafter: Drafter | None = None, **settings: Any) -> EngineStreams:
     """Make an engine of the mixed model that takes the same calls, with the packages that any engine needs."""
-    return EngineStreams(build_mixed_engine(folder, settings), folder)
+    return EngineStreams(build_mixed_engine(folder, settings, drafter), folder)
 
 
 def run(
@@ -85,12 +86,19 @@ def run_shuffled(llm: AnyLLM, requests: Sequence[MixedRequest], *, seed: int, tr
     return Run(outputs, llm.stats)
 
 
-def run_moving(folder: Path, requests: Iterable[MixedRequest], *, steps_each: int, **settings: Any) -> Run:
+def run_moving(
+    folder: Path,
+    requests: Iterable[MixedRequest],
+    *,
+    steps_each: int,
+    drafter: Drafter | None = None,
+    **settings: Any,
+) -> Run:
     """Migrate all requests between two engines again and again, with the tokens that they have by then."""
     tokenizer = Tokenizer.from_folder(folder)
     streams = {each.name: StreamState(generation_request(each, tokenizer), tokenizer) for each in requests}
     whole = {name: OutputAggregate(stream.request.sampling_params.n) for name, stream in streams.items()}
-    engines = itertools.cycle([build_mixed_engine(folder, settings) for _ in range(2)])
+    engines = itertools.cycle([build_mixed_engine(folder, settings, drafter) for _ in range(2)])
     while parts := [part for stream in streams.values() for part in stream.engine_requests()]:
         engine = next(engines)
         for part in parts:
@@ -117,8 +125,8 @@ def generation_request(request: MixedRequest, tokenizer: Tokenizer) -> Generatio
     )
 
 
-def build_mixed_engine(folder: Path, settings: dict[str, Any]) -> Engine:
-    return build_engine(engine_config(model=str(folder), **SETTINGS | settings), folder)
+def build_mixed_engine(folder: Path, settings: dict[str, Any], drafter: Drafter | None = None) -> Engine:
+    return build_engine(engine_config(model=str(folder), **SETTINGS | settings), folder, drafter=drafter)
 
 
 def _add(llm: AnyLLM, request: MixedRequest, *, trace: bool = False) -> None:

@@ -45,6 +45,13 @@ def test_given_settings_arrive_with_their_types():
     EngineConfig(**received["settings"])
 
 
+@pytest.mark.parametrize(("text", "value"), [("auto", "auto"), ("off", "off"), ("4", 4)])
+def test_a_choice_of_words_and_numbers_is_given_as_either(text, value):
+    result, received = parse("--speculation", text)
+    assert result.exit_code == 0, result.output
+    assert EngineConfig(**received["settings"]).speculation == value
+
+
 def test_a_mapping_is_given_as_json():
     result, received = parse("--override-generation-config", '{"temperature": 0.5, "top_k": null}')
     assert result.exit_code == 0, result.output

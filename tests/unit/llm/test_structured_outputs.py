@@ -162,6 +162,21 @@ def test_steps_ahead_give_the_same_answers(folder, llm):
         assert texts(ahead.generate(prompts, params, use_tqdm=False)) == expected
 
 
+@pytest.mark.parametrize("speculation", ["auto", 6])
+@pytest.mark.parametrize("num_kv_blocks", [64, 16])
+def test_drafts_give_the_same_answers(speculation, num_kv_blocks, folder, llm):
+    forms = [JSON, PATTERN, {"choice": ["the quick brown fox", "no"]}, None, {"regex": "(the quick ){9}"}]
+    prompts = ["the quick brown fox the quick"] * len(forms)
+    params = [drawn(form, seed=5, n=2, repetition_penalty=1.1, logprobs=1) for form in forms]
+    expected = llm.generate(prompts, params, use_tqdm=False)
+    with LLM(str(folder), **{**SETTINGS, "num_kv_blocks": num_kv_blocks, "speculation": speculation}) as drafting:
+        got = drafting.generate(prompts, params, use_tqdm=False)
+        stats = drafting.stats
+    assert [output.outputs for output in got] == [output.outputs for output in expected]
+    assert stats.accepted_draft_tokens_total > 40  # mostly what grammars force
+    assert (stats.num_preemptions_total > 0) == (num_kv_blocks == 16)
+
+
 @pytest.mark.parametrize("ranks", ["pipeline_parallel_size", "tensor_parallel_size"])
 def test_several_ranks_give_the_same_answers(folder, llm, ranks):
     prompts, params = ["the quick brown fox"] * 3, [drawn(form, seed=5) for form in (JSON, PATTERN, None)]

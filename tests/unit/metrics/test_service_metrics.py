@@ -32,6 +32,7 @@ def test_the_names_of_vllm_are_there_before_the_first_request():
         "vllm:num_preemptions_total",
         "vllm:prefix_cache_queries_total",
         "vllm:prefix_cache_hits_total",
+        "vllm:spec_decode_num_drafts_total",
         "vllm:time_to_first_token_seconds_bucket",
         "vllm:inter_token_latency_seconds_bucket",
         "vllm:e2e_request_latency_seconds_bucket",
@@ -153,6 +154,9 @@ def test_totals_of_engines_have_a_series_each():
             prompt_tokens_total=num_prompt_tokens,
             cached_prompt_tokens_total=4,
             num_preemptions_total=2,
+            num_drafts_total=5,
+            draft_tokens_total=30,
+            accepted_draft_tokens_total=12,
         )
         metrics.set_engine_stats("tiny", engine, stats)
     seen = values(metrics)
@@ -160,6 +164,9 @@ def test_totals_of_engines_have_a_series_each():
     assert seen["vllm:prefix_cache_queries_total", ("tiny", "b")] == 21
     assert seen["vllm:prefix_cache_hits_total", ("tiny", "b")] == 4
     assert seen["vllm:num_preemptions_total", ("tiny", "a")] == 2
+    assert seen["vllm:spec_decode_num_drafts_total", ("tiny", "a")] == 5
+    assert seen["vllm:spec_decode_num_draft_tokens_total", ("tiny", "a")] == 30
+    assert seen["vllm:spec_decode_num_accepted_tokens_total", ("tiny", "b")] == 12
     metrics.drop_engine("tiny", "a")
     assert ("vllm:num_preemptions_total", ("tiny", "a")) not in values(metrics)
 

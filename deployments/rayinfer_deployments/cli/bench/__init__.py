@@ -11,6 +11,7 @@ from rayinfer_deployments.cli.bench.engine_benchmarks import (
     parallel,
     peers,
     scheduler,
+    speculation,
     structured,
 )
 from rayinfer_deployments.cli.bench.predictor_benchmarks import predictors
@@ -22,6 +23,7 @@ BENCHMARKS = (
     offline,
     structured,
     kv_store,
+    speculation,
     serve,
     batches,
     scheduler,

@@ -78,14 +78,11 @@ def structured(
     """Answers held to JSON schemas beside free ones, in turns, and the compilation of a schema of 10 kB."""
     from rayinfer.benchmark.offline.structured import run_structured_benchmark
 
-    numbers = [int(name) for name in split_names(streams) if name.isdigit() and int(name)]
-    if len(numbers) != len(split_names(streams)) or not numbers:
-        raise ConfigError(f"expected numbers of streams with commas between, got {streams!r}")
     with progress_log() as log:
         report = run_structured_benchmark(
             model,
             engine_settings,
-            numbers,
+            _numbers_of_streams(streams),
             num_tokens=num_tokens,
             num_rounds=rounds,
             temperature=temperature,
@@ -128,6 +125,42 @@ def kv_store(
         notes = (f"`{report.command}`, {report.kernels} kernels", str(report.environment))
         write_markdown(output / "kv-store.md", "KV block store", report.tables(), *notes)
         write_json(report, output / "kv-store.json")
+
+
+@with_engine_options
+def speculation(
+    model: Model = DEFAULT_MODEL,
+    drafts: Annotated[str, typer.Option(help="measured beside off: auto or a number of tokens")] = "auto",
+    streams: Annotated[str, typer.Option(help="requests at once, with commas between")] = "1,8",
+    num_tokens: Annotated[int, typer.Option(min=8, help="longest answer, in tokens")] = 128,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds of both, one after the other; the median counts")] = 5,
+    temperature: Annotated[float, typer.Option(min=0.0, help="of all requests")] = 0.0,
+    json_file: JsonFile = None,
+    engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
+) -> None:
+    """Speculative decoding beside none, in turns: code that is edited, texts that are summarized, new code."""
+    from rayinfer.benchmark.offline.speculation import run_speculation_benchmark
+
+    with progress_log() as log:
+        report = run_speculation_benchmark(
+            model,
+            engine_settings,
+            _numbers_of_streams(streams),
+            speculation=int(drafts) if drafts.isdigit() else drafts,  # type: ignore[arg-type]
+            num_tokens=num_tokens,
+            num_rounds=rounds,
+            temperature=temperature,
+            command=typed_command(),
+            log=log,
+        )
+    show(report, json_file)
+
+
+def _numbers_of_streams(streams: str) -> list[int]:
+    numbers = [int(name) for name in split_names(streams) if name.isdigit() and int(name)]
+    if len(numbers) != len(split_names(streams)) or not numbers:
+        raise ConfigError(f"expected numbers of streams with commas between, got {streams!r}")
+    return numbers
 
 
 def scheduler(

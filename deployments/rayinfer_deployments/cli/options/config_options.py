@@ -79,8 +79,8 @@ def _json_object(text: str | dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_none(annotation: Any) -> Any:
-    """Take `None` out of `int | None`."""
+    """Take `None` out of `int | None`; a choice of several kinds is read as text, and checked with the settings."""
     if get_origin(annotation) in (Literal, dict) or not get_args(annotation):
         return annotation
     kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
-    return kinds[0] if len(kinds) == 1 else annotation
+    return kinds[0] if len(kinds) == 1 else str

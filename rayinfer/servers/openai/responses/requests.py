@@ -15,7 +15,7 @@ from rayinfer.servers.openai.sampling_settings import check_num_logprobs
 from rayinfer.servers.openai.schemas import check_cache_salt, check_priority
 from rayinfer.servers.served_model import ServedModel
 
-_GIVEN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
+_GIVEN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "speculation")
 LOGPROBS = "message.output_text.logprobs"
 # What clients may ask to be included; the others are of tools that are not there, or without effect.
 _INCLUDABLE = frozenset(

@@ -4,7 +4,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
-from rayinfer.servers.openai.schemas import Integer, Metadata, Objects, ReasoningEffort, StreamOptions, Texts
+from rayinfer.servers.openai.schemas import (
+    Integer,
+    Metadata,
+    Objects,
+    ReasoningEffort,
+    SpeculationField,
+    StreamOptions,
+    Texts,
+)
 from rayinfer.servers.openapi import ranged
 
 _INPUT = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]})
@@ -42,6 +50,7 @@ class ResponsesBody(_Strict):
     min_p: Annotated[float | None, ranged("number", minimum=0, maximum=1)] = None
     repetition_penalty: Annotated[float | None, ranged("number", minimum=0.01, maximum=10)] = None
     seed: Integer | None = None
+    speculation: SpeculationField | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     store: bool | None = None  # true is the default

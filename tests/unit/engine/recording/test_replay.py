@@ -49,6 +49,17 @@ def test_a_repeated_schedule_has_the_same_plans_and_tokens(recording, model):
     assert recording.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_schedule_with_drafts_is_repeated(tmp_path, model):
+    with LLM(str(model), record_schedule=str(tmp_path), speculation="auto", **SETTINGS) as llm:
+        params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+        llm.generate([prompt * 2 for prompt in PROMPTS], params, use_tqdm=False)
+        assert llm.stats.accepted_draft_tokens_total > 0
+    (path,) = tmp_path.iterdir()
+    schedule, difference = replayed(path, model)
+    assert difference is None
+    assert schedule.num_tokens == 120
+
+
 def test_the_first_token_that_differs_is_named(recording, tmp_path):
     other = make_tiny_llama(tmp_path / "other", seed=7)
     _, difference = replayed(recording, other)

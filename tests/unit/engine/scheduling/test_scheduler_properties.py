@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from rayinfer.outputs import EngineState
 from rayinfer.protocols import Pause, Resume, Sleep, Wake
+from support.fakes.fake_drafter import UnreliableDrafter
 from support.fakes.fake_executor import EOS, INVALID, VOCAB_SIZE, drive, expected_tokens, mixed_answer, numbers
 from support.fakes.fake_scores import expected_logprobs
 
@@ -110,11 +111,11 @@ class Scripts(RuleBasedStateMachine):
     def submit(self, submission):
         self.queue(submission)
 
-    def queue(self, submission):
+    def queue(self, submission, **params):
         driven, request_id = self.driven, f"r{len(self.submitted)}"
         longest = driven.engine.description.max_model_len - 1
         submission = Submission(submission.prompt[:longest], *list(vars(submission).values())[1:])
-        driven.add(request_id, **vars(submission), stop_token_ids=() if submission.ignore_eos else (EOS,))
+        driven.add(request_id, **vars(submission), stop_token_ids=() if submission.ignore_eos else (EOS,), **params)
         self.submitted[request_id] = submission
 
     @rule(number=st.integers(0, 12))
@@ -188,6 +189,27 @@ class Scripts(RuleBasedStateMachine):
             assert told_of_prompt == [None, *wanted_logprobs(submission.prompt, submission.prompt_logprobs, 1)]
 
 
+def follows(context):
+    tokens = []
+    for _ in range(6):
+        tokens.append(max(0, answer([*context, *tokens])))
+    return tokens
+
+
+class ScriptsWithDrafts(Scripts):
+    """The same with drafts of which some are accepted, whole or in part."""
+
+    @initialize(size=sizes(), chance=st.randoms(use_true_random=False), speculation=st.sampled_from(["auto", 1, 5, 16]))
+    def build(self, size, chance, speculation):
+        drafter = UnreliableDrafter(follows, VOCAB_SIZE, chance)
+        self.driven = drive(answer=answer, failure=failure, drafter=drafter, speculation=speculation, **size)
+        self.submitted = {}
+
+    @rule(submission=submissions(), speculation=st.sampled_from([None, None, "off", "auto", 3]))
+    def submit(self, submission, speculation):
+        self.queue(submission, speculation=speculation)
+
+
 class ScriptsOfTwoStepsAtOnce(Scripts):
     """The same with asynchronous scheduling; no step fails there but for good."""
 
@@ -205,7 +227,8 @@ class ScriptsPlannedAhead(Scripts):
 
 
 @pytest.mark.parametrize(
-    ("scripts", "count"), [(Scripts, 1000), (ScriptsOfTwoStepsAtOnce, 300), (ScriptsPlannedAhead, 300)]
+    ("scripts", "count"),
+    [(Scripts, 1000), (ScriptsWithDrafts, 300), (ScriptsOfTwoStepsAtOnce, 300), (ScriptsPlannedAhead, 300)],
 )
 def test_every_request_ends_once_with_right_tokens_and_freed_blocks(scripts, count):
     run_state_machine_as_test(

@@ -64,6 +64,7 @@ OTHERS = {
     "service_tier": NO_TEXT,
     "safety_identifier": NO_TEXT,
     "prompt_cache_key": NO_TEXT,
+    "speculation": ["", "on", "4", 0, 17, -1, HUGE, 1.5, True, False, ["auto"], {}],
 }
 OF_ONE_ENDPOINT = {
     TEXT: {
