@@ -224,6 +224,15 @@ def test_offers_of_a_small_pool_are_dropped_and_counted(tmp_path):
     assert stats.stored_blocks_total <= 3
 
 
+class Guesses:
+    """A drafter whose drafts are one right token and wrong ones: what is written for these is to be nowhere."""
+
+    def propose(self, rows):
+        return [[*expected_tokens(each.token_ids.tolist(), 1), 1, 1, 1][: each.limit] for each in rows]
+
+
+ASYNC = {"supports_async_scheduling": True}
+DRAFTS = {"drafter": Guesses(), "speculation": 3}
 REQUESTS = st.lists(
     st.tuples(
         st.integers(0, 2),  # the engine
@@ -237,9 +246,9 @@ REQUESTS = st.lists(
 
 
 @settings(max_examples=60)
-@given(REQUESTS, st.integers(3, 40), st.booleans(), st.booleans(), st.sampled_from([0, 12]))
+@given(REQUESTS, st.integers(3, 40), st.booleans(), st.sampled_from([{}, ASYNC, DRAFTS]), st.sampled_from([0, 12]))
 def test_engines_that_share_a_store_answer_as_ones_alone(
-    tmp_path_factory, requests, num_slots, has_disk, is_async, num_offload_blocks
+    tmp_path_factory, requests, num_slots, has_disk, kind, num_offload_blocks
 ):
     folder = tmp_path_factory.mktemp("store")
     open_store = store_at(folder, num_slots, 2 * num_slots if has_disk else 0)
@@ -248,7 +257,7 @@ def test_engines_that_share_a_store_answer_as_ones_alone(
         "max_num_seqs": 3,
         "budget": 24,
         "open_store": open_store,
-        "supports_async_scheduling": is_async,
+        **kind,
         "num_offload_blocks": num_offload_blocks,
     }
     engines = [drive(**settings_of_engines) for _ in range(3)]
@@ -266,7 +275,7 @@ def test_engines_that_share_a_store_answer_as_ones_alone(
             engines[engine], wanted[engine] = drive(**settings_of_engines), {}
         elif action == "spoil":
             spoil(folder, length)
-        elif action == "sleep" and not is_async:
+        elif action == "sleep" and kind is not ASYNC:
             driven.engine.control(Sleep(tenant + 1))
             driven.engine.control(Wake())
         driven.step()
