@@ -18,6 +18,7 @@ from rayinfer.engine.drafting.grammar_drafter import GrammarDrafter
 from rayinfer.engine.drafting.prompt_lookup import PromptLookup
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.engine.loop.schedule_recorder import ScheduleRecorder
+from rayinfer.engine.machine_store import check_store_settings, open_transfers
 from rayinfer.engine.plan.executor import Executor
 from rayinfer.engine.plan.step_plan import Int32Array
 from rayinfer.engine.ranks.rank_coordinates import any_device
@@ -28,7 +29,6 @@ from rayinfer.engine.scheduling.request_checks import checked_source
 from rayinfer.engine.scheduling.scheduler import Scheduler
 from rayinfer.engine.scheduling.stored_prefixes import StoredPrefixes
 from rayinfer.engine.worker.cpu_kernels import use_cpu_kernels
-from rayinfer.engine.worker.machine_store import check_store_settings
 from rayinfer.engine.worker.worker import Worker, build_worker
 from rayinfer.errors import ConfigError
 from rayinfer.grammars.compiler import GrammarCompiler
@@ -161,8 +161,16 @@ def _stored_prefixes(model: ModelConfig, worker: Worker, block_manager: BlockMan
     """Open the machine's KV block store, if the settings have one."""
     if worker.config.kv_store_gib is None:
         return None
-    kernels = _kernels(any_device(), torch_dtype(worker.config.dtype, model))
-    return StoredPrefixes(block_manager, partial(worker.open_transfers, kernels))
+    open_store = partial(
+        open_transfers,
+        worker.config,
+        worker.folder,
+        worker.block_shape,
+        worker.block_views,
+        longest_sequence=worker.longest_sequence,
+        kernels=_kernels(any_device(), torch_dtype(worker.config.dtype, model)),
+    )
+    return StoredPrefixes(block_manager, open_store)
 
 
 def _offload(worker: Worker) -> KVOffload | None:

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from rayinfer.config import engine_config
-from rayinfer.engine.worker.machine_store import check_store_settings
+from rayinfer.engine.machine_store import check_store_settings
 from rayinfer.errors import ConfigError
 from rayinfer.llm import LLM
 from rayinfer.models.model_config import read_model_config
