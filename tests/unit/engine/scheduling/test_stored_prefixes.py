@@ -31,13 +31,17 @@ def store_at(folder, num_slots=64, num_disk_slots=0, kind=KVBlockStore):
 
 
 class HeldStore(KVBlockStore):
-    """A store whose loads wait until they are released."""
+    """A store whose copies wait until they are released."""
 
     released = threading.Event()
 
     def load(self, *arguments):
         self.released.wait(10)
         return super().load(*arguments)
+
+    def keep(self, *arguments):
+        self.released.wait(10)
+        return super().keep(*arguments)
 
 
 def ask(driven, name, prompt, **settings):
@@ -159,6 +163,20 @@ def test_a_request_that_needs_all_blocks_waits_for_those_that_are_being_stored(t
         driven.add(f"{start}", numbers(44, start), max_tokens=3)
     driven.run()
     assert driven.reasons() == dict.fromkeys("0123", "length")
+
+
+def test_blocks_are_not_reused_while_they_are_copied(tmp_path):
+    HeldStore.released.clear()
+    driven = drive(num_blocks=16, open_store=store_at(tmp_path, kind=HeldStore))
+    driven.add("a", numbers(13), max_tokens=1)
+    driven.step()
+    driven.add("all blocks", numbers(60, 50))
+    for _ in range(8):
+        driven.step()
+    HeldStore.released.set()
+    driven.run()
+    assert driven.tokens["all blocks"] == expected_tokens(numbers(60, 50), 4)
+    assert ask(drive(open_store=store_at(tmp_path)), "b", numbers(13)) == 12
 
 
 def test_blocks_that_are_not_finite_are_never_stored(tmp_path):
