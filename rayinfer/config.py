@@ -79,6 +79,22 @@ class EngineConfig(BaseModel):
     kv_offload_bytes: int | None = Field(
         None, ge=1, description="host memory that keeps the KV blocks of preempted requests, in bytes (default: none)"
     )
+    kv_store_gib: float | None = Field(
+        None,
+        gt=0,
+        le=1 << 20,
+        description="shared memory for KV blocks that all engines of a model on a machine share and that outlive them,"
+        " in GiB (default: none); for CPUs",
+    )
+    kv_store_disk_gib: float | None = Field(
+        None,
+        gt=0,
+        le=1 << 20,
+        description="disk space behind kv_store_gib for KV blocks, where they outlive a reboot, in GiB (default: none)",
+    )
+    kv_store_folder: str | None = Field(
+        None, min_length=1, description="folder of kv_store_disk_gib (default: kv-store in the cache folder)"
+    )
     kv_cache_dtype: Literal["auto", "int8", "fp8"] = Field(
         "auto",
         description="eight bits for keys and values, int8 on CPUs and fp8 on GPUs; auto is the model's dtype",
@@ -181,9 +197,9 @@ class EngineConfig(BaseModel):
         # An engine's process may have another working folder.
         return value if value in ("auto", "none") else str(Path(value).expanduser().absolute())
 
-    @field_validator("record_schedule")
+    @field_validator("record_schedule", "kv_store_folder")
     @classmethod
-    def _recordings_are_absolute(cls, value: str | None) -> str | None:
+    def _folders_are_absolute(cls, value: str | None) -> str | None:
         return None if value is None else str(Path(value).expanduser().absolute())
 
     @field_validator("override_generation_config")
@@ -221,6 +237,20 @@ class EngineConfig(BaseModel):
     def _pool_has_one_size(self) -> Self:
         if self.num_kv_blocks is not None and self.kv_cache_memory_bytes is not None:
             raise ValueError("num_kv_blocks and kv_cache_memory_bytes both size the KV pool: give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _store_has_memory_and_prefixes(self) -> Self:
+        if self.kv_store_gib is None:
+            if self.kv_store_disk_gib is not None or self.kv_store_folder is not None:
+                raise ValueError("kv_store_disk_gib and kv_store_folder need kv_store_gib")
+            return self
+        if self.kv_store_folder is not None and self.kv_store_disk_gib is None:
+            raise ValueError("kv_store_folder needs kv_store_disk_gib")
+        if not self.enable_prefix_caching:
+            raise ValueError("kv_store_gib needs enable_prefix_caching: stored blocks are used by that cache")
+        if self.record_schedule is not None:
+            raise ValueError("kv_store_gib and record_schedule exclude each other: a schedule with loads cannot repeat")
         return self
 
     @model_validator(mode="after")
@@ -272,6 +302,18 @@ def cache_folder() -> Path:
     if folder := os.environ.get("RAYINFER_CACHE"):
         return Path(folder).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "rayinfer"
+
+
+def kv_store_folder() -> Path:
+    """Return the folder of KV blocks on the disk."""
+    return cache_folder() / "kv-store"
+
+
+def shared_memory_folder() -> Path:
+    """Return the folder of this user's KV blocks in shared memory."""
+    if folder := os.environ.get("RAYINFER_SHARED_MEMORY"):
+        return Path(folder).expanduser().absolute()
+    return Path("/dev/shm") / f"rayinfer-{os.getuid()}"
 
 
 def default_key_file() -> Path:

@@ -19,6 +19,7 @@ TraceEventName = Literal[
     "resumed",
     "swapped_out",
     "swapped_in",
+    "loaded",
     "finished",
 ]
 
@@ -165,6 +166,20 @@ class EngineState(StrEnum):
 
 
 @dataclass(kw_only=True, slots=True)
+class KVStoreStats:
+    """Counters of one engine's use of the machine's KV block store, and the sizes of the whole store."""
+
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+    memory_hit_tokens_total: int = 0  # loaded from shared memory
+    disk_hit_tokens_total: int = 0
+    stored_blocks_total: int = 0
+    evicted_blocks_total: int = 0  # by blocks that this engine stored
+    dropped_blocks_total: int = 0  # computed here and not stored: queues were full, or the file system
+    damaged_blocks_total: int = 0  # found damaged and not used, whole files among them
+
+
+@dataclass(kw_only=True, slots=True)
 class EngineStats:
     """An engine's counters (`*_total` only grow) and gauges at one moment."""
 
@@ -189,6 +204,7 @@ class EngineStats:
     accepted_draft_tokens_total: int = 0
     credits: Credits = NO_BOUNDS  # of each router that listens
     stage_idle_shares: list[float] = field(default_factory=list)  # of the time with work so far, by stage of a pipeline
+    kv_store: KVStoreStats | None = None  # None without a store
 
     @property
     def kv_cache_usage(self) -> float:

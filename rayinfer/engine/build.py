@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from rayinfer.engine.drafting.grammar_drafter import GrammarDrafter
 from rayinfer.engine.drafting.prompt_lookup import PromptLookup
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.engine.loop.schedule_recorder import ScheduleRecorder
+from rayinfer.engine.machine_store import check_store_settings, open_transfers
 from rayinfer.engine.plan.executor import Executor
 from rayinfer.engine.plan.step_plan import Int32Array
 from rayinfer.engine.ranks.rank_coordinates import any_device
@@ -25,6 +27,7 @@ from rayinfer.engine.scheduling.kv_offload import KVOffload
 from rayinfer.engine.scheduling.request import Request
 from rayinfer.engine.scheduling.request_checks import checked_source
 from rayinfer.engine.scheduling.scheduler import Scheduler
+from rayinfer.engine.scheduling.stored_prefixes import StoredPrefixes
 from rayinfer.engine.worker.cpu_kernels import use_cpu_kernels
 from rayinfer.engine.worker.worker import Worker, build_worker
 from rayinfer.errors import ConfigError
@@ -112,6 +115,7 @@ def _assemble(
         forced_end_token_id=model.forced_end_token_id,
         enable_prefix_caching=caches_prefixes,
         offload=_offload(worker),
+        stored_prefixes=_stored_prefixes(model, worker, block_manager),
         max_concurrent_batches=executor.max_concurrent_batches,
         supports_async_scheduling=executor.supports_async_scheduling,
         drafter=(drafter or _drafter(worker.grammars)) if worker.supports_drafts else None,
@@ -153,6 +157,22 @@ def _assemble(
     return EncoderDecoderEngine(seq2seq=seq2seq, **parts, seed=config.seed)
 
 
+def _stored_prefixes(model: ModelConfig, worker: Worker, block_manager: BlockManager) -> StoredPrefixes | None:
+    """Open the machine's KV block store, if the settings have one."""
+    if worker.config.kv_store_gib is None:
+        return None
+    open_store = partial(
+        open_transfers,
+        worker.config,
+        worker.folder,
+        worker.block_shape,
+        worker.block_views,
+        longest_sequence=worker.longest_sequence,
+        kernels=_kernels(any_device(), torch_dtype(worker.config.dtype, model)),
+    )
+    return StoredPrefixes(block_manager, open_store)
+
+
 def _offload(worker: Worker) -> KVOffload | None:
     num_blocks, caches_prefixes = worker.num_offload_blocks, worker.caches_prefixes
     return (
@@ -175,6 +195,7 @@ def _check_settings(config: EngineConfig, folder: Path) -> ModelConfig:
     model, device = read_model_config(folder), any_device()
     dtype = torch_dtype(config.dtype, model)
     check_device(config, device, dtype)
+    check_store_settings(config, model, device)
     measured = measured_model(config.model, folder)
     for mode in (config.quantization, None if config.kv_cache_dtype == "auto" else f"{config.kv_cache_dtype}-kv"):
         if mode is not None:

@@ -144,6 +144,10 @@ class BlockManager:
         """Whether some block is stored under this hash."""
         return block_hash in self._stored
 
+    def has_content(self, block: int) -> bool:
+        """Whether the block's content is known: it is stored, or a duplicate of one that is."""
+        return self._stored.has_content(block)
+
     def take_events(self) -> BlockEvents:
         """Return the hashes stored and removed since the last call; replayed, they give the stored hashes."""
         return self._stored.take_events()

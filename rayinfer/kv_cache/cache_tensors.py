@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from rayinfer_kernels import ops
 
@@ -47,6 +49,11 @@ class BlockPool:
         source_index, target_index = _index(blocks), _index(target_blocks)
         for cache, target_cache in zip(self.caches, target.caches, strict=True):
             ops.copy_blocks(cache, target_cache, source_index, target_index)
+
+    def block_views(self) -> list[NDArray[np.uint8]]:
+        """Return each tensor of each layer, in host memory, as bytes: [num_blocks, bytes of its part of a block]."""
+        tensors = [tensor for cache in self.caches for tensor in cache.tensors]
+        return [tensor.view(torch.uint8).view(tensor.shape[0], -1).numpy() for tensor in tensors]
 
     def move_to(self, target: "BlockPool", blocks: Sequence[int], target_blocks: Sequence[int]) -> None:
         """Copy as `copy_to` does and free each layer's memory once it is copied."""

@@ -51,6 +51,10 @@ class StoredBlocks:
         block_hash = self._hashes[block]
         return block_hash is not None and self._holders.get(block_hash) == block
 
+    def has_content(self, block: int) -> bool:
+        """Whether the block was stored and is not forgotten."""
+        return self._hashes[block] is not None
+
     def holder_of(self, block_hash: bytes) -> int | None:
         """Return the block that a hit on the hash gives."""
         return self._holders.get(block_hash)

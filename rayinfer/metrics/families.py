@@ -155,6 +155,23 @@ class Families(Collector):
             for stage, share in enumerate(stats.stage_idle_shares):
                 idle.add_metric([*labels, str(stage)], share)
         yield idle
+        yield from self._kv_store_families()
+
+    def _kv_store_families(self) -> Iterator[Metric]:
+        """Yield what engines with a machine's block store report; none without one."""
+        hits = metric_list.KV_STORE_HITS.counter(has_routers=self._has_routers)
+        blocks = metric_list.KV_STORE_BLOCKS.counter(has_routers=self._has_routers)
+        sizes = metric_list.KV_STORE_BYTES.gauge(has_routers=self._has_routers)
+        for labels, stats in self._engines.items():
+            if (store := stats.kv_store) is None:
+                continue
+            hits.add_metric([*labels, "memory"], store.memory_hit_tokens_total)
+            hits.add_metric([*labels, "disk"], store.disk_hit_tokens_total)
+            sizes.add_metric([*labels, "memory"], store.memory_bytes)
+            sizes.add_metric([*labels, "disk"], store.disk_bytes)
+            for event in ("stored", "evicted", "dropped", "damaged"):
+                blocks.add_metric([*labels, event], getattr(store, f"{event}_blocks_total"))
+        yield from (family for family in (hits, blocks, sizes) if family.samples)
 
     def _step_tokens(self) -> Metric:
         family = metric_list.STEP_TOKENS.histogram(has_routers=self._has_routers)

@@ -32,6 +32,21 @@ STAGE_IDLE_SHARE = of_engine(
     "Share of an engine's time with work so far in which a stage of its pipeline waited for others, 0 to 1.",
     "stage",
 )
+KV_STORE_HITS = of_engine(
+    "counter", "rayinfer_kv_store_hits", "Prompt tokens loaded from the machine's KV block store, by tier.", "tier"
+)
+KV_STORE_BLOCKS = of_engine(
+    "counter",
+    "rayinfer_kv_store_blocks",
+    "KV blocks of an engine that the machine's store got, evicted, dropped, or found damaged.",
+    "event",
+)
+KV_STORE_BYTES = of_engine(
+    "gauge",
+    "rayinfer_kv_store_bytes",
+    "Bytes of blocks in the machine's KV block store, by tier; engines of a model on a machine report the same store.",
+    "tier",
+)
 
 # Of models, by router. Those of requests that wait have the engine that they wait in, or "router".
 NUM_WAITING = of_model("gauge", "vllm:num_requests_waiting", "Requests that wait.", "engine")

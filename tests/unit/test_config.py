@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 from typing import get_args
 
@@ -6,7 +7,16 @@ from pydantic import ValidationError
 
 import rayinfer
 import rayinfer_kernels
-from rayinfer.config import DEFAULT_MODEL, EngineConfig, KernelPath, cache_folder, engine_config, kernel_path
+from rayinfer.config import (
+    DEFAULT_MODEL,
+    EngineConfig,
+    KernelPath,
+    cache_folder,
+    engine_config,
+    kernel_path,
+    kv_store_folder,
+    shared_memory_folder,
+)
 from rayinfer.errors import ConfigError
 
 
@@ -99,6 +109,30 @@ def test_the_environment_names_the_kernels_unless_the_settings_do(monkeypatch):
     assert EngineConfig().kernels == "auto"
     with pytest.raises(ConfigError, match="kernels: Input should be 'auto', 'native'"):
         engine_config(kernels="sse9")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kv_store_disk_gib": 1}, "need kv_store_gib"),
+        ({"kv_store_gib": 1, "kv_store_folder": "f"}, "kv_store_folder needs kv_store_disk_gib"),
+        ({"kv_store_gib": 1, "enable_prefix_caching": False}, "kv_store_gib needs enable_prefix_caching"),
+        ({"kv_store_gib": 1, "record_schedule": "f"}, "kv_store_gib and record_schedule exclude each other"),
+        ({"kv_store_gib": 0}, "kv_store_gib: Input should be greater than 0"),
+    ],
+)
+def test_a_block_store_needs_memory_and_the_prefix_cache(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        engine_config(**settings)
+
+
+def test_folders_of_a_block_store_follow_the_environment(monkeypatch):
+    monkeypatch.setenv("RAYINFER_CACHE", "/cache")
+    assert kv_store_folder() == Path("/cache/kv-store")
+    monkeypatch.delenv("RAYINFER_SHARED_MEMORY", raising=False)
+    assert shared_memory_folder() == Path(f"/dev/shm/rayinfer-{os.getuid()}")
+    monkeypatch.setenv("RAYINFER_SHARED_MEMORY", "/dev/shm/mine")
+    assert shared_memory_folder() == Path("/dev/shm/mine")
 
 
 def test_every_kernel_path_can_be_named():

@@ -87,7 +87,9 @@ def ray_cluster(service: ServiceFile, *, is_serving: bool = True) -> Manifest:
         "enableInTreeAutoscaling": service.autoscale_pods,
     }
     if service.autoscale_pods:
-        cluster["autoscalerOptions"] = {"version": "v2", "upscalingMode": "Default", "idleTimeoutSeconds": 300}
+        security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}  # of KubeRay's own container
+        options = {"version": "v2", "upscalingMode": "Default", "idleTimeoutSeconds": 300}
+        cluster["autoscalerOptions"] = options | {"securityContext": security}
     token: Manifest = {"mode": "token"}
     if service.auth is not None and service.auth.ray_token_secret:
         token["secretName"] = service.auth.ray_token_secret

@@ -180,6 +180,7 @@ class Engine:
 
     def exit(self) -> None:
         """Free everything that the engine holds."""
+        self.scheduler.close()
         self._executor.shutdown()
         if self._recorder is not None:
             self._recorder.close()

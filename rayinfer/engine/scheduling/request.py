@@ -54,6 +54,7 @@ class Request:
     blocks: list[int] = field(default_factory=list)  # stale while it runs
     num_cached_tokens: int | None = None  # found in the prefix cache when it first ran
     num_hit_blocks: int | None = None  # the fewest found there at any of its admissions
+    is_load_done: bool = False  # from the machine's block store, since it was last admitted
     num_blocks_overtaken: int = 0  # allocated to requests that overtook this one, which did not fit
     finish_reason: FinishReason | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # as far as known; None if unwanted or returned already

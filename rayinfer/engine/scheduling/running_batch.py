@@ -11,6 +11,7 @@ from rayinfer.engine.scheduling.batch_table import BatchTable
 from rayinfer.engine.scheduling.in_flight_prefixes import InFlightPrefixes
 from rayinfer.engine.scheduling.kv_offload import KVOffload
 from rayinfer.engine.scheduling.request import Request, RequestStatus
+from rayinfer.engine.scheduling.stored_prefixes import FinishedLoads, StoredPrefixes
 from rayinfer.kv_cache.block_hash import token_bytes
 from rayinfer.kv_cache.block_manager import BlockManager, CachedPrefix
 
@@ -33,6 +34,7 @@ class RunningBatch:
         *,
         enable_prefix_caching: bool,
         offload: KVOffload | None = None,
+        stored_prefixes: StoredPrefixes | None = None,
     ) -> None:
         self.table = table
         self.num_rows_freed = 0  # grows whenever a row and its blocks are freed
@@ -41,6 +43,8 @@ class RunningBatch:
         self.in_flight_prefixes = InFlightPrefixes()
         self._caches_prefixes = enable_prefix_caching
         self._offload = offload
+        self._stored_prefixes = stored_prefixes
+        self._num_offered_blocks = np.zeros(table.num_rows, np.int64)  # by row: to the machine's store
         self.priorities: Counter[int] = Counter()  # running requests of each
         # By stored block: a request has sampled from finite logits with it, so it is finite too.
         self._is_finite = np.zeros(block_manager.num_blocks, np.bool_)
@@ -55,7 +59,10 @@ class RunningBatch:
         return self._blocks.find_cached_prefix(self._reusable_hashes(request), request.token_ids, request.salt)
 
     def wait_for_prefix(self, request: Request, prefix: CachedPrefix) -> bool:
-        """Let the request wait if a running one is about to write the blocks after its cached prefix."""
+        """Let the request wait for the blocks after its cached prefix.
+
+        A running one is about to write them, or the machine's block store has them.
+        """
         if not self._caches_prefixes or (self._offload is not None and self._offload.holds(request)):
             return False
         reusable = self._reusable_hashes(request)
@@ -63,7 +70,8 @@ class RunningBatch:
         while last < len(reusable) and self.in_flight_prefixes.is_pending(reusable[last], request):
             last += 1
         if last == len(prefix.blocks):
-            return False
+            stored, headroom = self._stored_prefixes, self._headroom(len(self.table))
+            return stored is not None and stored.wait_for_load(request, prefix, reusable, headroom)
         # For the last of them: it is queued again once, not block by block.
         self.in_flight_prefixes.add_waiter(request, reusable[last - 1])
         return True
@@ -90,8 +98,10 @@ class RunningBatch:
             num_computed = self._offload.swap_in(request, reservation.blocks, reservation.num_cached)
         self.priorities[request.priority] += 1
         request.note_hit_blocks(reservation.num_cached)
+        request.is_load_done = False
         request.blocks = reservation.blocks
         request.row = self.table.add_row(request, num_computed=num_computed, num_stored_blocks=reservation.num_cached)
+        self._num_offered_blocks[request.row] = 0  # hits too: that they are used keeps them in the store
         if self._caches_prefixes:
             self.in_flight_prefixes.register(request, request.block_hashes.hashes[reservation.num_cached :])
         return num_computed
@@ -176,6 +186,41 @@ class RunningBatch:
         self._blocks.forget(block_hashes, blocks)
         if self._offload is not None:
             self._offload.forget(block_hashes)
+
+    # The machine's block store
+
+    def offer_written_blocks(self, rows: Int64Array) -> None:
+        """Offer the full blocks of rows that have just sampled from finite logits: so all they have read is finite."""
+        if self._stored_prefixes is None:
+            return
+        table = self.table
+        num_full = table.num_stored_blocks[rows]
+        is_new = num_full > self._num_offered_blocks[rows]
+        for row, end in zip(rows[is_new].tolist(), num_full[is_new].tolist(), strict=True):
+            if row not in table.uncacheable_rows:
+                token_ids = table.token_ids[row, : end * self._block_size].copy()
+                blocks = table.block_tables[row, :end].tolist()
+                first = int(self._num_offered_blocks[row])
+                self._stored_prefixes.offer(table.request_at(row), token_ids, blocks, first)
+                self._num_offered_blocks[row] = end
+
+    def has_transfers(self) -> bool:
+        """Return whether blocks are being copied to or from the store."""
+        return self._stored_prefixes is not None and self._stored_prefixes.has_transfers()
+
+    def finish_transfers(self, *, drain: bool = False) -> list[Request]:
+        """Free blocks that were copied to or from the store; returns the requests that waited for loaded ones.
+
+        With `drain`, wait for all copies.
+        """
+        stored = self._stored_prefixes
+        if stored is None or not self.has_transfers():
+            return []
+        finished: FinishedLoads = stored.drain() if drain else stored.finish()
+        self._is_finite[finished.blocks] = True
+        if not self.has_transfers():
+            self.num_rows_freed += 1  # a request may fit now
+        return finished.waiters
 
     # Leaving
 

@@ -25,6 +25,7 @@ from rayinfer.engine.scheduling.output_processor import OutputProcessor, final_d
 from rayinfer.engine.scheduling.request import Request
 from rayinfer.engine.scheduling.running_batch import RunningBatch
 from rayinfer.engine.scheduling.step_deltas import add_prompt_logprobs, trace_prefill_chunks
+from rayinfer.engine.scheduling.stored_prefixes import StoredPrefixes
 from rayinfer.engine.scheduling.waiting_queue import WaitingQueue
 from rayinfer.kv_cache.block_manager import BlockManager
 from rayinfer.kv_cache.stored_blocks import BlockEvents
@@ -32,6 +33,7 @@ from rayinfer.metrics.histogram import STEP_TOKENS, Histogram
 from rayinfer.outputs import EngineStats, FinishReason, TokenDelta
 from rayinfer.sampling_params import Speculation
 
+TRANSFER_WAIT_S = 0.005
 AGEING_S = 10.0  # one level of priority counts as having arrived this much earlier
 
 
@@ -55,6 +57,7 @@ class Scheduler:
         forced_end_token_id: int | None = None,
         enable_prefix_caching: bool = True,
         offload: KVOffload | None = None,
+        stored_prefixes: StoredPrefixes | None = None,
         max_concurrent_batches: int = 1,
         supports_async_scheduling: bool = False,
         drafter: Drafter | None = None,
@@ -67,7 +70,11 @@ class Scheduler:
             num_rows, max_model_len, block_size, supports_async_scheduling=supports_async_scheduling
         )
         self.batch = RunningBatch(
-            self._table, block_manager, enable_prefix_caching=enable_prefix_caching, offload=offload
+            self._table,
+            block_manager,
+            enable_prefix_caching=enable_prefix_caching,
+            offload=offload,
+            stored_prefixes=stored_prefixes,
         )
         waiting = WaitingQueue(ageing_s=AGEING_S, block_size=block_size)
         self._admission = Admission(waiting, self.batch, block_size)
@@ -75,6 +82,7 @@ class Scheduler:
         self._deadlines = Deadlines(self.requests)
         self.blocks = block_manager
         self._offload = offload
+        self._stored_prefixes = stored_prefixes
         self._budget = max_num_batched_tokens
         self._outputs = OutputProcessor(
             self._table, eos_token_ids=eos_token_ids, forced_end_token_id=forced_end_token_id, finish=self._finish
@@ -124,7 +132,14 @@ class Scheduler:
 
     def take_block_events(self) -> BlockEvents:
         """Return the hashes added to and removed from the prefix cache since the last call."""
+        self._finish_transfers()  # also when no step is planned
         return self.blocks.take_events()
+
+    def close(self) -> None:
+        """End the copies to and from the machine's block store."""
+        if self._stored_prefixes is not None:
+            self._finish_transfers(drain=True)
+            self._stored_prefixes.close()
 
     # Memory, between steps
 
@@ -141,10 +156,12 @@ class Scheduler:
 
     def forget_cached_prefixes(self) -> None:
         """Remove blocks that no running request reads from the prefix cache."""
+        self._finish_transfers(drain=True)
         self.blocks.reset_prefix_cache()
 
     def drop_computed(self) -> None:
         """Preempt every running request and forget all blocks, those of the second pool too."""
+        self.close()  # the weights may be others afterwards
         for row in self._table.rows.tolist():
             self._admission.preempt(self._table.request_at(row), may_swap=False)
         if self._offload is not None:
@@ -178,6 +195,7 @@ class Scheduler:
             step_tokens=self._step_tokens.counts.copy(),
             step_tokens_total=int(self._step_tokens.total),
             requests_finished_total=dict(totals.requests_finished_total),
+            kv_store=None if self._stored_prefixes is None else self._stored_prefixes.stats,
             num_drafts_total=0 if self._drafts is None else self._drafts.num_drafts,
             draft_tokens_total=0 if self._drafts is None else self._drafts.num_draft_tokens,
             accepted_draft_tokens_total=0 if self._drafts is None else self._drafts.num_accepted_tokens,
@@ -190,9 +208,11 @@ class Scheduler:
         if self._schedule.has_unknown_tokens and (self._rows_to_resend or self._admission.must_preempt):
             return None  # never preempt a request whose last token is still in flight
         self._resend_interrupted()
+        self._finish_transfers()
         self._admission.allocate_decode_blocks()
         self._schedule_tokens()
         if not self._table.num_scheduled.any():
+            self._wait_for_transfers()
             return None
         if self._drafts is not None:
             self._drafts.add(self._num_tokens_left)
@@ -217,6 +237,15 @@ class Scheduler:
             rows = [row for row in self._rows_to_resend if self._table.is_taken(row)]
             self._new_requests += map(self._table.new_request_data, rows)
             self._rows_to_resend.clear()
+
+    def _finish_transfers(self, *, drain: bool = False) -> None:
+        self._admission.requeue(self.batch.finish_transfers(drain=drain))
+
+    def _wait_for_transfers(self) -> None:
+        """Wait a moment for blocks of the machine's store if there is nothing else to do."""
+        stored = self._stored_prefixes
+        if stored is not None and stored.has_transfers() and not self._schedule.has_unknown_tokens:
+            stored.wait(TRANSFER_WAIT_S)
 
     def _take_new_requests(self) -> tuple[NewRequestData, ...]:
         # Some may have been preempted again while the step was planned.
@@ -301,6 +330,7 @@ class Scheduler:
         self._admission.requeue(self.batch.store_written_blocks(rows, has_sampled))
         if has_nonfinite:
             self.batch.forget_written_blocks(plan.rows[plan.samples][is_nonfinite])
+        self.batch.offer_written_blocks(rows[has_sampled])
         trace_prefill_chunks(table, plan)
         if sampled.prompt_logprobs is not None:
             add_prompt_logprobs(table, sampled.prompt_logprobs)

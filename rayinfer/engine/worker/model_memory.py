@@ -4,7 +4,9 @@ import contextlib
 import ctypes
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from rayinfer.engine.plan.executor_commands import SleepLevel
 from rayinfer.kv_cache.cache_tensors import BlockPool, BlockShape
@@ -48,6 +50,10 @@ class ModelMemory:
     def copy_in(self, offload_blocks: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy blocks of the second pool into the model's."""
         self._offload_pool.copy_to(self._pool, offload_blocks, blocks)
+
+    def block_views(self) -> list[NDArray[np.uint8]]:
+        """Return the bytes of the model's pool in host memory, as `BlockPool.block_views` does."""
+        return self._pool.block_views()
 
     def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
         """Free memory by level; of the pool's blocks only those in use are ever kept."""

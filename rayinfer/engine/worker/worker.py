@@ -56,16 +56,17 @@ class Worker(ABC):
     num_scratch = 0  # KV blocks, and rows of the sampler, that padding uses
 
     def __init__(self, config: EngineConfig, model: ModelConfig, folder: Path, group: Ranks | None) -> None:
-        self._model, self._folder, self._group = model, folder, group
+        self._model, self.folder, self._group = model, folder, group
         self._device = group.device if group is not None else any_device()
         set_threads(config, self._device)
         self.config = resolve_config(config, self._device.type, is_static=self.is_static, group=group)
         self._dtype = torch_dtype(self.config.dtype, model)
-        self._longest = _longest_sequence(self.config, model)
+        self.longest_sequence = _longest_sequence(self.config, model)
         self._stage = self._pipeline_stage()
         self.grammars = self._new_grammars()
         memory = self._load_model()
         self.num_offload_blocks = memory.num_offload_blocks
+        self.block_views = memory.block_views
         runner = self._new_runner(memory)
         graphs = self._new_graphs(runner) if self._uses_graphs else None
         self.max_cudagraph_capture_size = 0 if graphs is None else graphs.sizes[-1]  # in requests; 0: no graphs
@@ -107,7 +108,7 @@ class Worker(ABC):
 
     def _preparation(self) -> Callable[[Decoder], None]:
         """Make the function that prepares a loaded decoder; it must not refer to the worker, which would be a cycle."""
-        return partial(_prepare, self._dtype, self._device, self.max_model_len, self._longest)
+        return partial(_prepare, self._dtype, self._device, self.max_model_len, self.longest_sequence)
 
     @property
     def _has_gpu_kernels(self) -> bool:
@@ -139,7 +140,7 @@ class Worker(ABC):
     def _load_model(self) -> ModelMemory:
         """Load the weights and allocate as many blocks as the remaining memory holds."""
         shard = UNSHARDED if self._group is None else self._group.shard
-        load = weight_loader(self.config, self._folder, self._dtype, self._device, shard)
+        load = weight_loader(self.config, self.folder, self._dtype, self._device, shard)
         decoder = load()
         shape = BlockShape(
             num_layers=decoder.num_layers_here,
@@ -149,11 +150,12 @@ class Worker(ABC):
             dtype=_CACHE_TYPES.get(self.config.kv_cache_dtype, self._dtype),
             computed_on=self._device,
         )
+        self.block_shape = shape
         num_blocks, num_offload_blocks = self._agree_on_blocks(shape)
         self.num_blocks = num_blocks - self.num_scratch  # of the pool, for requests
-        self.max_model_len = min(self._longest, self.num_blocks * self.config.block_size)
+        self.max_model_len = min(self.longest_sequence, self.num_blocks * self.config.block_size)
         prepare = self._preparation()
-        load_again = partial(reload_weights, load, prepare, self._folder, self._model)
+        load_again = partial(reload_weights, load, prepare, self.folder, self._model)
         with startup_step("taking memory for the KV cache"):
             prepare(decoder)
             sizes = {"num_blocks": num_blocks, "num_offload_blocks": num_offload_blocks}
@@ -167,7 +169,7 @@ class Worker(ABC):
         if self._device.type == "cuda":
             padding, has_graphs = self.num_padding_tokens, self._uses_graphs
             reserved_bytes = reserved_memory_bytes(
-                self.config, self._model, self._longest, num_padding_tokens=padding, has_graphs=has_graphs
+                self.config, self._model, self.longest_sequence, num_padding_tokens=padding, has_graphs=has_graphs
             )
         counts = [self._count_blocks(block_bytes, reserved_bytes), count_offload_blocks(self.config, host_bytes)]
         return counts if self._group is None else self._group.reduce_min(counts)
@@ -183,7 +185,7 @@ class Worker(ABC):
         model = self._model
         if model.seq2seq is not None or model.forced_end_token_id is not None or not model.eos_token_ids:
             return None
-        return GrammarCompiler(partial(read_tokenizer_file, self._folder), model.vocab_size, model.eos_token_ids)
+        return GrammarCompiler(partial(read_tokenizer_file, self.folder), model.vocab_size, model.eos_token_ids)
 
     def _new_graphs(self, runner: ModelRunner) -> DecodeGraphs:
         return DecodeGraphs(
@@ -230,7 +232,7 @@ class StaticWorker(Worker):
 
     def _count_blocks(self, block_bytes: int, reserved_bytes: int) -> int:
         config, block_bytes = self.config, self.blocks_per_block * block_bytes
-        size = (config, self._longest, block_bytes, self._device)
+        size = (config, self.longest_sequence, block_bytes, self._device)
         return self.num_scratch + count_static_blocks(*size, num_rows=config.num_rows, reserved_bytes=reserved_bytes)
 
     def _new_runner(self, memory: ModelMemory) -> ModelRunner:
@@ -266,7 +268,9 @@ class Seq2SeqWorker(StaticWorker):
 
     def _preparation(self) -> Callable[[Decoder], None]:
         num_rows = self.config.num_rows + self.num_scratch
-        return partial(_prepare_for_sources, super()._preparation(), num_rows, self._longest, self._dtype, self._device)
+        return partial(
+            _prepare_for_sources, super()._preparation(), num_rows, self.longest_sequence, self._dtype, self._device
+        )
 
     def _runner_of(self, decoder: Decoder, shapes: StaticShapes) -> StaticRunner:
         assert isinstance(decoder, EncoderDecoder), "an encoder-decoder's configuration without its model"

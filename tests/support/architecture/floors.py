@@ -33,6 +33,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.layers",
         "rayinfer.decoding",
         "rayinfer.kv_cache",
+        "rayinfer.kv_store",
         "rayinfer.protocols",
         "rayinfer.prediction_outputs",
         "rayinfer.prediction_specs",
@@ -107,6 +108,7 @@ TORCH_FREE_ROOMS = (
     "rayinfer.client",
     "rayinfer.access",
     "rayinfer.grammars",
+    "rayinfer.kv_store",
 )
 TORCH_FREE_MODULES = (
     "rayinfer",

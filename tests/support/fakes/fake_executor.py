@@ -4,11 +4,13 @@ The answer to a request is a pure function of the tokens found through its block
 nobody wrote, a lost or foreign row shows at once: as a WrongPlan, or as tokens that differ from `expected_tokens`.
 """
 
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rayinfer.engine.drafting.drafter import Drafter
 from rayinfer.engine.loop.engine import Engine
@@ -23,8 +25,11 @@ from rayinfer.engine.plan.step_plan import (
 )
 from rayinfer.engine.scheduling.kv_offload import KVOffload
 from rayinfer.engine.scheduling.scheduler import Scheduler
+from rayinfer.engine.scheduling.stored_prefixes import StoredPrefixes
 from rayinfer.errors import EngineDead
 from rayinfer.kv_cache.block_manager import BlockManager
+from rayinfer.kv_store.store import KVBlockStore
+from rayinfer.kv_store.transfers import BlockTransfers
 from rayinfer.outputs import TokenDelta, TokenLogprobs
 from rayinfer.protocols import GenerationRequest, ModelDescription
 from rayinfer.sampling_params import SamplingParams, Speculation
@@ -167,6 +172,10 @@ class FakeExecutor:
     def shutdown(self) -> None:
         """Note that the engine gave it back."""
         self.is_shut_down = True
+
+    def block_views(self) -> list[NDArray[np.uint8]]:
+        """Return the bytes of all blocks."""
+        return [self._cached.view(np.uint8).reshape(len(self._cached), -1)]
 
     def _answers(self, plan: StepPlan, i: int, context: list[int]) -> list[int]:
         """Return the new tokens of a request; those behind a draft are there only if the draft is the token before."""
@@ -335,9 +344,17 @@ class Driven:
             if not self.engine.has_unfinished_requests:
                 break
             self.step()
+        self.settle()
         assert not self.engine.has_unfinished_requests, "somebody waits for ever"
         assert self.engine.stats.kv_blocks_used == self.engine.stats.kv_offload_blocks_used == 0
         assert self.engine.stats.num_running == self.engine.stats.num_waiting == 0
+
+    def settle(self) -> None:
+        """Wait until blocks are no longer read for the machine's store."""
+        deadline = time.monotonic() + 10
+        while self.scheduler.batch.has_transfers() and time.monotonic() < deadline:
+            time.sleep(0.001)
+            self.engine.take_block_events()
 
     def running(self) -> set[str]:
         """Return the requests with tokens in the latest plan."""
@@ -362,16 +379,27 @@ def drive(
     num_offload_blocks: int = 0,
     max_concurrent_batches: int = 1,
     supports_async_scheduling: bool = False,
+    open_store: Callable[[], KVBlockStore] | None = None,
     drafter: Drafter | None = None,
     speculation: Speculation = "auto",
 ) -> Driven:
     """Build an engine over a small pool."""
+    executor = FakeExecutor(
+        num_blocks, block_size, answer, failure, num_offload_blocks, max_concurrent_batches, supports_async_scheduling
+    )
+    clock = FakeClock()
+    blocks = BlockManager(num_blocks, block_size, enable_prefix_caching=caching)
+    stored_prefixes = None
+    if open_store is not None:
+        views = executor.block_views
+        stored_prefixes = StoredPrefixes(blocks, lambda: BlockTransfers(open_store(), views, block_size), clock)
     max_model_len = min(max_model_len or num_blocks * block_size, num_blocks * block_size)
     scheduler = Scheduler(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         max_model_len=max_model_len,
-        block_manager=BlockManager(num_blocks, block_size, enable_prefix_caching=caching),
+        block_manager=blocks,
+        stored_prefixes=stored_prefixes,
         eos_token_ids=eos_token_ids,
         enable_prefix_caching=caching,
         offload=KVOffload(num_offload_blocks, block_size, enable_prefix_caching=caching)
@@ -381,9 +409,6 @@ def drive(
         supports_async_scheduling=supports_async_scheduling,
         drafter=drafter,
         speculation=speculation,
-    )
-    executor = FakeExecutor(
-        num_blocks, block_size, answer, failure, num_offload_blocks, max_concurrent_batches, supports_async_scheduling
     )
     executor.name_of_row = scheduler.request_id_at
     description = ModelDescription(
@@ -395,7 +420,6 @@ def drive(
         block_size=block_size,
         eos_token_ids=eos_token_ids,
     )
-    clock = FakeClock()
     engine = Engine(description=description, scheduler=scheduler, executor=executor, clock=clock)
     return Driven(engine, executor, scheduler, clock, budget=budget)
 

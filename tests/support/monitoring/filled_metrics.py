@@ -1,13 +1,15 @@
 """Metrics of a service in which everything has happened once."""
 
 from rayinfer.metrics.service_metrics import ServiceMetrics
-from rayinfer.outputs import EngineStats
+from rayinfer.outputs import EngineStats, KVStoreStats
 
 
 def filled_metrics(router: str = "router-1") -> ServiceMetrics:
     """Make metrics with a sample of every family."""
     metrics = ServiceMetrics(router)
-    stats = EngineStats(kv_blocks_total=8, step_tokens=[1, 2, *[0] * 12], stage_idle_shares=[0.5])
+    stats = EngineStats(
+        kv_blocks_total=8, step_tokens=[1, 2, *[0] * 12], stage_idle_shares=[0.5], kv_store=KVStoreStats()
+    )
     metrics.set_engine_stats("tiny", "a", stats)
     metrics.set_engine_config("tiny", "a", {"block_size": "16"})
     metrics.request_params("tiny", n=1, max_tokens=4)

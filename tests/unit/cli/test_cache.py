@@ -2,6 +2,7 @@ import contextlib
 import fcntl
 import json
 import os
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -9,12 +10,14 @@ from typer.testing import CliRunner
 from rayinfer.config import DEFAULT_PACKED_CACHE_BYTES, packed_cache_bytes
 from rayinfer.errors import ConfigError
 from rayinfer_deployments.cli import build_application
+from support.fakes.fake_blocks import open_slots
 
 
 @pytest.fixture
 def packed(tmp_path, monkeypatch):
     """A cache folder with entries of one, two and three MiB, used one after the other."""
     monkeypatch.setenv("RAYINFER_CACHE", str(tmp_path))
+    monkeypatch.setenv("RAYINFER_SHARED_MEMORY", str(tmp_path / "shared"))
     for size in (1, 2, 3):
         entry = tmp_path / "packed" / f"key{size}"
         entry.mkdir(parents=True)
@@ -44,6 +47,28 @@ def test_a_clean_cache_keeps_what_it_is_asked_to_keep(packed):
     assert list(packed.iterdir()) == []
 
 
+def test_block_stores_are_listed_and_deleted_but_those_in_use(packed):
+    folders = {"kv-memory": packed.parent / "shared", "kv-disk": packed.parent / "kv-store"}
+    for folder in folders.values():
+        folder.mkdir()
+    open_slots(folders["kv-memory"] / "ended.kv").close()
+    open_slots(folders["kv-disk"] / "ended.kv").close()
+    running = open_slots(folders["kv-memory"] / "running.kv")
+    stores = [entry for entry in json.loads(run("ls", "--json")) if entry["kind"].startswith("kv")]
+    assert [(each["kind"], Path(each["path"]).name, each["model"], each["is_in_use"]) for each in stores] == [
+        ("kv-memory", "ended.kv", "model", False),
+        ("kv-memory", "running.kv", "model", True),
+        ("kv-disk", "ended.kv", "model", False),
+    ]
+    lines = run("ls").splitlines()
+    assert any(line.startswith("running.kv") and line.endswith("model, in use") for line in lines)
+    assert any(line.startswith("2 KV block stores") for line in lines)
+    assert f"deleted 1 KV block stores, 0.00 GiB, from {folders['kv-memory']}" in run("clean")
+    assert sorted(path.name for path in folders["kv-memory"].iterdir()) == ["running.kv", "running.lock"]
+    assert list(folders["kv-disk"].iterdir()) == []
+    running.close()
+
+
 def test_models_of_other_nodes_are_listed_and_deleted(packed):
     nodes = packed.parent / "models" / "nodes" / "6d" / "whole"
     for used_s, (version, size) in enumerate([("v1", 1), ("v2", 2)]):
@@ -61,7 +86,7 @@ def test_models_of_other_nodes_are_listed_and_deleted(packed):
     assert lines[6].startswith("2 models of other nodes, 0.00 of at most 100 GiB")
     assert "deleted 1 models of other nodes" in run("clean", "--keep-gib", str(2 / 1024))
     with hold(nodes / "v2"):
-        assert run("clean").strip().endswith("1 in use are kept")
+        assert "1 in use are kept\n" in run("clean")
     run("clean")
     assert not list(nodes.glob("[!.]*"))
 

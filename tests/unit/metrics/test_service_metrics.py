@@ -4,7 +4,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rayinfer.metrics.families import ROUTER
 from rayinfer.metrics.service_metrics import ServiceMetrics
-from rayinfer.outputs import EngineState, EngineStats
+from rayinfer.outputs import EngineState, EngineStats, KVStoreStats
 from support.fakes.virtual_time import FakeClock
 
 
@@ -131,6 +131,19 @@ def test_each_stage_of_a_pipeline_says_how_idle_it_is():
     metrics.set_engine_stats("tiny", "b", EngineStats())
     shares = {labels: value for (name, labels), value in values(metrics).items() if "stage_idle_share" in name}
     assert shares == {("tiny", "a", "0"): 0.25, ("tiny", "a", "1"): 0.5}
+
+
+def test_an_engine_with_a_block_store_reports_its_use():
+    metrics = ServiceMetrics()
+    metrics.set_engine_stats("tiny", "b", EngineStats())
+    assert not [name for name, _ in values(metrics) if "kv_store" in name]
+    store = KVStoreStats(memory_bytes=5, disk_bytes=6, memory_hit_tokens_total=32, stored_blocks_total=2)
+    metrics.set_engine_stats("tiny", "a", EngineStats(kv_store=store))
+    seen = values(metrics)
+    assert seen["rayinfer_kv_store_hits_total", ("tiny", "a", "memory")] == 32
+    assert seen["rayinfer_kv_store_bytes", ("tiny", "a", "disk")] == 6
+    blocks = {labels[2]: value for (name, labels), value in seen.items() if name == "rayinfer_kv_store_blocks_total"}
+    assert blocks == {"stored": 2, "evicted": 0, "dropped": 0, "damaged": 0}
 
 
 def test_totals_of_engines_have_a_series_each():

@@ -6,6 +6,7 @@ from rayinfer_deployments.cli.bench.engine_benchmarks import (
     gpu,
     jobs,
     kernels,
+    kv_store,
     offline,
     parallel,
     peers,
@@ -21,6 +22,7 @@ from rayinfer_deployments.cli.failures import in_one_line
 BENCHMARKS = (
     offline,
     structured,
+    kv_store,
     speculation,
     serve,
     batches,

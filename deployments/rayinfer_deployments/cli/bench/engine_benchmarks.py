@@ -93,6 +93,41 @@ def structured(
 
 
 @with_engine_options
+def kv_store(
+    model: Model = DEFAULT_MODEL,
+    prefix_tokens: Annotated[int, typer.Option(min=64, help="tokens of a prefix")] = 2000,
+    prefixes: Annotated[int, typer.Option(min=1, help="prefixes, one after the other; the median counts")] = 7,
+    streams: Annotated[int, typer.Option(min=1, help="prefixes that come at once")] = 16,
+    num_requests: Annotated[int, typer.Option(min=1, help="requests in a batch of which nothing is stored")] = 32,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds of such batches with and without a store")] = 5,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="folder for kv-store.md and .json")] = None,
+    json_file: JsonFile = None,
+    engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
+) -> None:
+    """First tokens behind prefixes that another engine computed, and what the store costs where nothing is found."""
+    from rayinfer.benchmark.offline.kv_store import run_kv_store_benchmark
+    from rayinfer.benchmark.report import write_json, write_markdown
+
+    with progress_log() as log:
+        report = run_kv_store_benchmark(
+            model,
+            engine_settings,
+            prefix_tokens=prefix_tokens,
+            num_prefixes=prefixes,
+            num_streams=streams,
+            num_requests=num_requests,
+            num_rounds=rounds,
+            command=typed_command(),
+            log=log,
+        )
+    show(report, json_file)
+    if output is not None:
+        notes = (f"`{report.command}`, {report.kernels} kernels", str(report.environment))
+        write_markdown(output / "kv-store.md", "KV block store", report.tables(), *notes)
+        write_json(report, output / "kv-store.json")
+
+
+@with_engine_options
 def speculation(
     model: Model = DEFAULT_MODEL,
     drafts: Annotated[str, typer.Option(help="measured beside off: auto or a number of tokens")] = "auto",

@@ -157,7 +157,11 @@ template:
 rayVersion: {{ $root.Chart.AppVersion | quote }}
 enableInTreeAutoscaling: {{ $root.Values.autoscale_pods }}
 {{- if $root.Values.autoscale_pods }}
-autoscalerOptions: {version: v2, upscalingMode: Default, idleTimeoutSeconds: 300}
+autoscalerOptions:
+  version: v2
+  upscalingMode: Default
+  idleTimeoutSeconds: 300
+  securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
 {{- end }}
 authOptions:
   mode: token

@@ -70,6 +70,7 @@ function take(lane, { name, time_s: time, details }) {
   lane.next = {
     dispatched: ["queue", `sent to ${details.engine} (${details.why})`],
     queued: ["queue", "waits in the engine"],
+    loaded: ["queue", `${number(details.tokens)} tokens loaded from the machine's KV store`],
     admitted: ["prefill", `prefill, ${details.cached_tokens ?? 0} tokens cached`],
     first_token: ["decode", "decodes"],
     preempted: ["stall", "preempted"],

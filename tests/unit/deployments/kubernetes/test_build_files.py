@@ -238,3 +238,10 @@ def test_the_store_of_ray_s_objects_fits_the_shared_memory() -> None:
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         (shared,) = [each for each in group["template"]["spec"]["volumes"] if each["name"] == "shared-mem"]
         assert int(group["rayStartParams"]["object-store-memory"]) < in_bytes(shared["emptyDir"]["sizeLimit"])
+
+
+def test_the_autoscaler_beside_the_head_has_the_rights_of_other_containers() -> None:
+    group = {"name": "a", "pods": 1, "max_pods": 2}
+    cluster = manifests(service_of(merged(SMALL, {"autoscale_pods": True, "workers": [group]})))[-1]["spec"]
+    security = cluster["rayClusterConfig"]["autoscalerOptions"]["securityContext"]
+    assert security == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
