@@ -1,28 +1,29 @@
 """The forty mixed requests with drafts of their next tokens, right and wrong ones: each gets what it got without."""
 
 import itertools
-import random
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from support.fakes.fake_drafter import UnreliableDrafter, known_answers
-from support.golden.invariance_requests import VOCAB_SIZE, MixedRequest
+from support.golden.invariance_requests import MixedRequest
 from support.golden.invariance_router import run_behind_a_router
-from support.golden.invariance_runs import ROOMY, Run, open_llm, open_streams, run, run_moving, run_shuffled
+from support.golden.invariance_runs import (
+    ROOMY,
+    Run,
+    open_llm,
+    open_streams,
+    run,
+    run_moving,
+    run_shuffled,
+    unreliable_drafter,
+)
 
 BLOCK_BYTES = 2 * 2 * 16 * 2 * 16 * 4  # keys and values of 2 layers, 16 tokens, 2 heads of 16 channels in float32
 TIGHT = {"num_kv_blocks": 12}
 SECOND_POOL = {"kv_offload_bytes": 60 * BLOCK_BYTES}
 MODES = (None, "off", "auto", 2, 16)
-
-
-def drafter_of(alone: Run, seed: int = 0) -> UnreliableDrafter:
-    outputs = alone.outputs.values()
-    answers = [(each.prompt_token_ids, choice.token_ids) for each in outputs for choice in each.outputs]
-    return UnreliableDrafter(known_answers(answers), VOCAB_SIZE, random.Random(seed))
 
 
 def check_equal(got: Run, alone: Run, *, least_accepted: int = 200) -> None:
@@ -46,7 +47,7 @@ def with_modes(requests: Iterable[MixedRequest]) -> list[MixedRequest]:
 def test_answers_are_the_same_with_drafts(speculation, caching, folder, requests, alone):
     limits = {"max_num_seqs": 6, "num_kv_blocks": 100}
     with open_streams(
-        folder, drafter=drafter_of(alone), speculation=speculation, enable_prefix_caching=caching, **limits
+        folder, drafter=unreliable_drafter(alone), speculation=speculation, enable_prefix_caching=caching, **limits
     ) as llm:
         got = run(llm, requests)
     check_equal(got, alone)
@@ -58,14 +59,16 @@ def test_answers_are_the_same_with_drafts(speculation, caching, folder, requests
 @pytest.mark.parametrize("seed", [1, 2])
 def test_answers_are_the_same_where_each_request_has_a_setting_of_its_own(seed, folder, requests, alone):
     limits: dict[str, Any] = {"num_kv_blocks": 80, "max_num_batched_tokens": 16, "max_num_seqs": 12}
-    with open_streams(folder, drafter=drafter_of(alone, seed), speculation=4, **limits) as llm:
+    with open_streams(folder, drafter=unreliable_drafter(alone, seed), speculation=4, **limits) as llm:
         got = run_shuffled(llm, with_modes(requests), seed=seed)
     check_equal(got, alone, least_accepted=50)
 
 
 @pytest.mark.parametrize("limits", [TIGHT, TIGHT | SECOND_POOL], ids=["recomputed", "swapped"])
 def test_answers_are_the_same_with_drafts_under_preemption(limits, folder, requests, alone):
-    with open_streams(folder, drafter=drafter_of(alone), speculation=8, max_num_batched_tokens=64, **limits) as llm:
+    with open_streams(
+        folder, drafter=unreliable_drafter(alone), speculation=8, max_num_batched_tokens=64, **limits
+    ) as llm:
         got = run_shuffled(llm, requests, seed=3)
     check_equal(got, alone)
     assert got.stats.num_preemptions_total > 10
@@ -82,19 +85,19 @@ def test_answers_are_the_same_with_drafts_when_the_engine_sleeps_in_between(fold
             return told
         return []
 
-    with open_streams(folder, drafter=drafter_of(alone), speculation="auto", **TIGHT, **SECOND_POOL) as llm:
+    with open_streams(folder, drafter=unreliable_drafter(alone), speculation="auto", **TIGHT, **SECOND_POOL) as llm:
         got = run(llm, requests, after_step=rest)
     check_equal(got, alone)
 
 
 async def test_answers_are_the_same_with_drafts_behind_a_router(folder, requests, alone):
-    drafter = drafter_of(alone)
+    drafter = unreliable_drafter(alone)
     got = await run_behind_a_router(folder, requests, num_engines=2, drafter=drafter, speculation=5, num_kv_blocks=40)
     check_equal(got, alone, least_accepted=50)
 
 
 def test_answers_are_the_same_with_drafts_when_requests_move_from_engine_to_engine(folder, requests, alone):
-    got = run_moving(folder, requests, steps_each=3, drafter=drafter_of(alone), speculation="auto", **ROOMY)
+    got = run_moving(folder, requests, steps_each=3, drafter=unreliable_drafter(alone), speculation="auto", **ROOMY)
     for name, expected in alone.outputs.items():
         assert got.outputs[name].outputs == expected.outputs, name
     assert got.stats.accepted_draft_tokens_total > 50
@@ -106,7 +109,7 @@ def test_answers_are_the_same_with_drafts_when_requests_move_from_engine_to_engi
     ids=["overlapping", "static"],
 )
 def test_engines_that_verify_no_drafts_answer_the_same(settings, folder, requests, alone):
-    with open_streams(folder, drafter=drafter_of(alone), speculation="auto", **settings) as llm:
+    with open_streams(folder, drafter=unreliable_drafter(alone), speculation="auto", **settings) as llm:
         got = run(llm, with_modes(requests))
     for name, expected in alone.outputs.items():
         assert got.outputs[name].outputs == expected.outputs, name
@@ -118,6 +121,6 @@ def test_answers_are_the_same_with_drafts_in_bfloat16(mode, folder, requests):
     settings = {"dtype": "bfloat16", "deterministic": True, **mode}
     with open_llm(folder, enable_prefix_caching=False, **settings, **ROOMY) as llm:
         alone = run(llm, requests)
-    with open_streams(folder, drafter=drafter_of(alone), speculation="auto", max_num_seqs=4, **settings) as llm:
+    with open_streams(folder, drafter=unreliable_drafter(alone), speculation="auto", max_num_seqs=4, **settings) as llm:
         got = run(llm, requests)
     check_equal(got, alone)

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from support.golden.invariance_comparison import differences
-from support.golden.invariance_runs import ROOMY, Run, open_llm, run, run_shuffled
+from support.golden.invariance_runs import ROOMY, Run, open_llm, open_streams, run, run_shuffled, unreliable_drafter
 
 BLOCK_BYTES = 2 * 2 * 16 * 2 * 16 * 4  # keys and values of 2 layers, 16 tokens, 2 heads of 16 channels in float32
 TIGHT = {"num_kv_blocks": 12, "kv_offload_bytes": 30 * BLOCK_BYTES}
@@ -36,6 +36,16 @@ def test_answers_are_the_same_when_requests_are_preempted_and_swapped(sizes, fol
     check_same(got, alone)
     assert got.stats.num_preemptions_total > 10
     assert got.num_events("swapped_in") > 5
+
+
+@pytest.mark.parametrize(("sizes", "drafts"), [(TWO_RANKS, True), (TWO_STAGES, False)], ids=str)
+def test_answers_are_the_same_with_speculation(sizes, drafts, folder, requests, alone):
+    drafter = unreliable_drafter(alone)
+    with open_streams(folder, drafter=drafter, speculation="auto", max_num_seqs=8, num_kv_blocks=90, **sizes) as llm:
+        got = run(llm, requests)
+    check_same(got, alone)
+    assert (got.stats.accepted_draft_tokens_total > 100) == drafts
+    assert drafts or got.stats.num_drafts_total == 0  # micro-batches have none
 
 
 def test_answers_are_the_same_when_a_pipeline_sleeps_in_between(folder, requests, alone):

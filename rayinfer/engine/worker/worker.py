@@ -89,9 +89,9 @@ class Worker(ABC):
 
     @property
     def supports_drafts(self) -> bool:
-        """Whether a step may verify drafts: on a CPU, by one rank, one step at a time and in any shape."""
-        is_one_rank = self.config.num_ranks == 1
-        return self._device.type == "cpu" and is_one_rank and not self.is_static and not self._is_async
+        """Whether a step may verify drafts: on CPUs, in one stage, one step at a time and in any shape."""
+        is_one_stage = self.config.pipeline_parallel_size == 1
+        return self._device.type == "cpu" and is_one_stage and not self.is_static and not self._is_async
 
     @property
     def num_padding_tokens(self) -> int:

@@ -16,7 +16,8 @@ from rayinfer.protocols import EngineRequestId, GenerationRequest
 from rayinfer.routing.stream_state import StreamState
 from rayinfer.tokenization.bad_words import bad_word_tokenizer
 from rayinfer.tokenization.tokenizer import Tokenizer
-from support.golden.invariance_requests import CONTEXT, MixedRequest
+from support.fakes.fake_drafter import UnreliableDrafter, known_answers
+from support.golden.invariance_requests import CONTEXT, VOCAB_SIZE, MixedRequest
 from support.services.engine_streams import EngineStreams
 
 if TYPE_CHECKING:
@@ -113,6 +114,13 @@ def run_moving(
         for part in parts:
             engine.abort(part.request_id)
     return Run({name: outputs.whole() for name, outputs in whole.items()}, next(engines).stats)
+
+
+def unreliable_drafter(known: Run, seed: int = 0) -> UnreliableDrafter:
+    """Make a drafter that knows these answers."""
+    outputs = known.outputs.values()
+    answers = [(each.prompt_token_ids, choice.token_ids) for each in outputs for choice in each.outputs]
+    return UnreliableDrafter(known_answers(answers), VOCAB_SIZE, random.Random(seed))
 
 
 def generation_request(request: MixedRequest, tokenizer: Tokenizer) -> GenerationRequest:

@@ -105,6 +105,7 @@ def kv_store(
     engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
 ) -> None:
     """First tokens behind prefixes that another engine computed, and what the store costs where nothing is found."""
+    interrupt_on_signals()  # its shared memory has to be freed
     from rayinfer.benchmark.offline.kv_store import run_kv_store_benchmark
     from rayinfer.benchmark.report import write_json, write_markdown
 

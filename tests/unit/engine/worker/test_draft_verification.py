@@ -105,7 +105,7 @@ def test_tokens_and_logprobs_are_those_of_one_by_one(seed):
 
 def test_a_place_behind_logits_that_are_not_finite_is_the_last():
     sampler = sampler_of([SamplingParams(temperature=0.0), SamplingParams(temperature=0.0)])
-    plan = make_plan({0: (2, 4), 1: (2, 2)}, token_ids=[12, 5, 6, 7, 12, 5], num_drafts=[3, 1])
+    plan = make_plan({0: (2, 4), 1: (2, 2)}, token_ids=[12, 5, 0, 7, 12, 5], num_drafts=[3, 1])
     logits = torch.nn.functional.one_hot(torch.tensor([5, 6, 7, 8, 5, 9]), VOCAB).float()
     logits[1] = float("nan")
     sampled = sample_with_drafts(sampler, plan, logits)
