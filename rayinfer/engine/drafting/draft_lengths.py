@@ -8,7 +8,7 @@ from rayinfer.sampling_params import MAX_DRAFT_TOKENS, Speculation
 OFF, AUTO, ENGINE_DEFAULT = 0, -1, -2  # modes of a row; a positive one is the number of tokens to draft
 
 # Acceptance from which one more line pays, by the lines of the step with it: the first four cost what one costs, as the
-# weights are read once. Measured with CPU kernels; between these numbers it is interpolated.
+# weights are read once. Computed from the cost of CPU kernels by rows, not measured as a whole; interpolated between.
 _LINES = (4, 5, 8, 16, 64)
 _BREAK_EVEN = (0.0, 0.2, 0.3, 0.5, 0.8)
 MOST_LINES = _LINES[-1]  # more never pay
