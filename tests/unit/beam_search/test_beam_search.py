@@ -88,7 +88,7 @@ def test_sequences_are_those_of_transformers(llm, reference, early_stopping, len
         assert [each.token_ids for each in choices] == [
             sequence[: len(each.token_ids)] for each, sequence in zip(choices, sequences, strict=True)
         ]
-        assert [score(each, length_penalty) for each in choices] == pytest.approx(scores, abs=1e-4)
+        assert [score(each, length_penalty) for each in choices] == pytest.approx(scores, rel=1e-5, abs=1e-5)
         num_stopped += sum(each.finish_reason == "stop" for each in choices)
         assert all((each.finish_reason == "stop") == (each.token_ids[-1] in ends) for each in choices)
     if length_penalty < 2:
