@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rayinfer.errors import InvalidParameter, shown
 from rayinfer.outputs import TokenLogprobs
 
-MAX_BEAM_WIDTH = 64
+MAX_BEAM_WIDTH = 512
 MAX_STOP_TOKENS = 256
 
 

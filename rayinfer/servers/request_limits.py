@@ -26,6 +26,11 @@ class RequestLimits(BaseModel):
     max_n: int = Field(default=128, ge=1, le=MAX_CHOICES, description="choices of a prompt (n, best_of)")
     max_prompts: int = Field(default=1024, ge=1, le=2**16, description="prompts of a completion")
     max_choices: int = Field(default=1024, ge=1, le=2**16, description="choices of all prompts: prompts times n")
+    # A beam search sends a request for each of its sequences at each step, with its whole prompt.
+    max_beams: int = Field(default=32, ge=1, le=512, description="sequences of a beam search: prompts times n")
+    max_beam_tokens: int = Field(
+        default=2**15, ge=1, le=2**24, description="prompt tokens of a beam search, in all its sequences"
+    )
     max_stop_strings: int = Field(default=16, ge=1, le=MAX_STOP_STRINGS, description="stop strings")
     max_logit_bias: int = Field(default=1024, ge=0, le=MAX_BIASED_TOKENS, description="tokens in logit_bias")
     max_bad_words: int = Field(default=256, ge=0, le=MAX_BAD_WORDS, description="texts in bad_words")
@@ -67,6 +72,22 @@ class RequestLimits(BaseModel):
         """Raise InvalidParameter for a number of choices outside the limits."""
         if n is not None and not 1 <= n <= self.max_n:
             raise InvalidParameter(f"n must be an integer from 1 to {self.max_n}, got {shown(n)}", "n")
+
+    def check_beams(self, prompts: Sequence[Sequence[int]], width: int) -> None:
+        """Raise InvalidParameter for a beam search of too many sequences, or of too long ones."""
+        num_beams, num_tokens = len(prompts) * width, sum(map(len, prompts)) * width
+        if num_beams > self.max_beams:
+            raise InvalidParameter(
+                f"n: {len(prompts)} prompts with n={width} make {num_beams} sequences of a beam search, "
+                f"a request may ask for {self.max_beams}",
+                "n",
+            )
+        if num_tokens > self.max_beam_tokens:
+            raise InvalidParameter(
+                f"use_beam_search: all sequences together repeat {num_tokens} tokens of prompts at each step, "
+                f"a request may have {self.max_beam_tokens}",
+                "use_beam_search",
+            )
 
     def check_num_logprobs(self, field: str, count: int | None, *, least: int = 0) -> None:
         """Raise InvalidParameter for a number of likeliest tokens outside the limits."""

@@ -1,12 +1,13 @@
 """`use_beam_search` of completions and chat completions, under vLLM's names: `n` is the width."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rayinfer.beam_search.search import MAX_BEAM_WIDTH, BeamSearchParams
+from rayinfer.beam_search.search import BeamSearchParams
 from rayinfer.errors import InvalidParameter
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.openai.schemas import GenerationBody
+from rayinfer.servers.request_limits import RequestLimits
 
 # What a body may hold beside use_beam_search: the log probabilities are the model's own, and nothing is drawn.
 NEUTRAL_BESIDE_BEAMS: Mapping[str, tuple[Any, ...]] = {
@@ -33,7 +34,9 @@ NEUTRAL_BESIDE_BEAMS: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def beam_search_params(body: GenerationBody, params: SamplingParams) -> BeamSearchParams | None:
+def beam_search_params(
+    body: GenerationBody, params: SamplingParams, prompts: Sequence[Sequence[int]], limits: RequestLimits
+) -> BeamSearchParams | None:
     """Return the settings of the search that a body asks for, if any; raises InvalidParameter."""
     if not body.use_beam_search:
         if body.length_penalty not in (None, 1):
@@ -43,8 +46,7 @@ def beam_search_params(body: GenerationBody, params: SamplingParams) -> BeamSear
         value = getattr(body, field, None)
         if value not in neutral:
             raise InvalidParameter(f"{field} is not supported with use_beam_search.", field, "unsupported_parameter")
-    if params.n > MAX_BEAM_WIDTH:
-        raise InvalidParameter(f"n must be at most {MAX_BEAM_WIDTH} with use_beam_search, got {params.n}", "n")
+    limits.check_beams(prompts, params.n)
     return BeamSearchParams(
         beam_width=params.n,
         max_tokens=2**31 - 1 if params.max_tokens is None else params.max_tokens,

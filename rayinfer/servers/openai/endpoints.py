@@ -72,7 +72,7 @@ class OpenAIEndpoints:
         params, prompts = chat.params, [chat.prompt]
         check_num_logprobs(params, prompts, description, self._limits, echoes=False, stream=bool(body.stream))
         check_num_repeated(body, params.n, prompts, None, self._limits)
-        beams = beam_search_params(body, params)
+        beams = beam_search_params(body, params, prompts, self._limits)
         return ValidatedRequest(
             body=body, model=model, params=params, prompts=prompts, shape=CHAT, chat=chat, beams=beams
         )
@@ -91,7 +91,7 @@ class OpenAIEndpoints:
         check_num_logprobs(params, prompts, description, self._limits, echoes=echoes, stream=bool(body.stream))
         echoed = echoed_texts(body, prompts, model.tokenizer, self._limits) if body.echo else None
         check_num_repeated(body, params.n, prompts, echoed, self._limits)
-        beams = beam_search_params(body, params)
+        beams = beam_search_params(body, params, prompts, self._limits)
         return ValidatedRequest(
             body=body, model=model, params=params, prompts=prompts, shape=COMPLETION, echoed_texts=echoed, beams=beams
         )

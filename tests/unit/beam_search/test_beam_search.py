@@ -122,7 +122,7 @@ def test_the_context_bounds_a_search(llm):
     ("settings", "named"),
     [
         ({"beam_width": 0}, "beam_width"),
-        ({"beam_width": 65}, "beam_width"),
+        ({"beam_width": 513}, "beam_width"),
         ({"beam_width": True}, "beam_width"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"length_penalty": "1"}, "length_penalty"),

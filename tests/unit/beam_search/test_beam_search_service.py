@@ -10,6 +10,7 @@ from rayinfer import LLM, BeamSearchParams
 from rayinfer.errors import QueueFull
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.servers.app import ServedModel, build_app
+from rayinfer.servers.request_limits import RequestLimits
 from rayinfer.tokenization.chat_template import ChatTemplate
 from rayinfer.tokenization.tokenizer import Tokenizer
 from support.fakes.fake_generator import FakeGenerator
@@ -123,3 +124,18 @@ async def test_the_time_limit_is_that_of_the_whole_search(generator, folder, req
     else:
         assert limits == sorted(limits, reverse=True)
         assert limits[-1] < limits[0] <= request_timeout_s
+
+
+@pytest.mark.parametrize(
+    ("limits", "field"), [({"max_beams": 5}, "n"), ({"max_beam_tokens": 17}, "use_beam_search"), ({}, None)]
+)
+async def test_sequences_and_their_prompts_are_bounded(generator, folder, limits, field):
+    body = {"prompt": [PROMPT, [9, 9]], "n": 3, "use_beam_search": True, "max_tokens": 2}  # 6 sequences, 18 tokens
+    async with client_of(generator, folder, request_limits=RequestLimits(**limits)) as client:
+        response = await client.post("/v1/completions", json=body)
+    if field is None:
+        assert response.status_code == 200, response.text
+        return
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == field
+    assert generator.requests == []
