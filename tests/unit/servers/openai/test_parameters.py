@@ -206,7 +206,7 @@ async def test_every_limit_is_a_setting(models, metrics, client, generator, limi
 
 
 def test_every_limit_has_a_test():
-    # Those of predictors are tested with their protocols.
-    of_predictors = {name for name in RequestLimits.model_fields if name.startswith("max_image")}
-    of_predictors |= {"max_inputs", "max_response_numbers"}
-    assert {name for limits, _, _ in LIMITED for name in limits} | of_predictors == set(RequestLimits.model_fields)
+    # Those of predictors are tested with their protocols, those of beam searches over an engine.
+    elsewhere = {name for name in RequestLimits.model_fields if name.startswith(("max_image", "max_beam"))}
+    elsewhere |= {"max_inputs", "max_response_numbers"}
+    assert {name for limits, _, _ in LIMITED for name in limits} | elsewhere == set(RequestLimits.model_fields)
