@@ -6,6 +6,7 @@ from rayinfer.errors import RayinferError
 from rayinfer_deployments.cli.serve import choose_grpc_port
 from rayinfer_deployments.cli.service_run import Service
 from rayinfer_deployments.cluster.ray_environment import Profile
+from support.services.free_ports import free_port
 
 
 def service(port, grpc_port=None, ray_address=None):
@@ -35,8 +36,7 @@ def taken():
 
 def test_grpc_takes_the_port_behind_the_services_where_it_is_free(taken):
     assert choose_grpc_port(service(taken - 1)) is None
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        free = listener.getsockname()[1]
+    free = free_port()
     assert choose_grpc_port(service(free - 1)) == free
     assert choose_grpc_port(service(free - 1, ray_address="auto")) is None
     assert choose_grpc_port(service(65535)) is None

@@ -1,5 +1,4 @@
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer_deployments.router.http_server import HttpServer
 from support.fakes.fake_generator import FakeGenerator
 from support.faults.bad_requests import BadRequest, ask, bad_requests, good_request
+from support.services.free_ports import free_port
 from support.tiny_models.tiny_checkpoints import save_tokenizer
 
 MODEL = "tiny"
@@ -32,9 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 @pytest.fixture
 async def port(model: ServedModel) -> AsyncIterator[int]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     server = HttpServer(build_app({MODEL: model}, ServiceMetrics()), "127.0.0.1", port)
     yield port
     await server.close(grace_s=0.0)

@@ -18,6 +18,7 @@ from rayinfer.prediction_cache.redis_claims import CLAIM_S
 from rayinfer.prediction_cache.redis_connection import RedisConnection
 from support.fakes.cached_service import CachedService
 from support.services.certificates import make_certificate
+from support.services.free_ports import free_port
 from support.services.polling import until
 
 pytestmark = pytest.mark.redis
@@ -30,9 +31,7 @@ class RedisServer:
     def __init__(self, *options, port_option="--port"):
         program = shutil.which("redis-server")
         assert program, "make test-redis needs redis-server on the PATH"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self._command = [program, "--save", "", "--requirepass", PASSWORD, *options, port_option, str(self.port)]
         self.start()
 

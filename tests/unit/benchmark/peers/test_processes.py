@@ -10,6 +10,7 @@ from rayinfer.benchmark.peers.processes import measure_server, open_engine, runn
 from rayinfer.benchmark.peers.systems import LLAMA_CPP
 from rayinfer.errors import RayinferError
 from support.fakes.fake_peers import engine_command, fake_system, make_program, server_command
+from support.services.polling import wait_until
 
 
 @pytest.fixture
@@ -49,6 +50,10 @@ def test_an_engine_that_fails_is_an_error_with_its_reason(open_with, lines, mess
         pass
 
 
+def thread_states(threads: Path) -> list[str]:
+    return [(thread / "stat").read_text().rpartition(")")[2].split()[0] for thread in threads.iterdir()]
+
+
 def test_an_engine_uses_no_processor_time_while_others_are_measured(open_with, tmp_path):
     spinning = (
         "import os, threading; open('%s', 'w').write(str(os.getpid())); "
@@ -56,6 +61,8 @@ def test_an_engine_uses_no_processor_time_while_others_are_measured(open_with, t
     )
     with open_with(opening=spinning) as engine:
         stat = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
+        threads = stat.parent / "task"
+        wait_until(lambda: all(state == "T" for state in thread_states(threads)))  # a signal takes a moment
         before = stat.read_text().split()[13]
         time.sleep(0.2)
         assert stat.read_text().split()[13] == before

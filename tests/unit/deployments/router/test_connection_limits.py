@@ -2,7 +2,6 @@ import asyncio
 import contextlib
 import json
 import resource
-import socket
 
 import pytest
 
@@ -10,6 +9,7 @@ from rayinfer_deployments.app_args import llm_app_args
 from rayinfer_deployments.router.connection_limits import FILES_FOR_OTHERS, ConnectionLimits, ConnectionTable, Phase
 from rayinfer_deployments.router.http_server import HttpServer
 from support.kernels.memory_use import held_bytes
+from support.services.free_ports import free_port
 
 CEILING_S = 5.0  # less than the time for a head
 HEAD = b"GET /%b HTTP/1.1\r\nhost: a\r\n\r\n"
@@ -124,9 +124,7 @@ async def application(scope, receive, send):
 
 @contextlib.asynccontextmanager
 async def listening(limits):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     server = HttpServer(application, "127.0.0.1", port, limits=limits)
     streams = []
 

@@ -1,7 +1,6 @@
 import asyncio
 import contextlib
 import json
-import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -12,6 +11,7 @@ from rayinfer.servers.app import build_app
 from rayinfer_deployments.router.http_connection import HttpConnection
 from rayinfer_deployments.router.http_server import HttpServer
 from support.faults.bad_requests import MIB, ask
+from support.services.free_ports import free_port
 
 LARGE = 8 * MIB
 CONCURRENT_PARTS = [8 * MIB, *range(1, 9)]  # bytes; the first fills every buffer on the way
@@ -67,9 +67,7 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
 
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     server = HttpServer(application, "127.0.0.1", port, connection=QuickConnection)
     yield port
     await server.close(grace_s=0.0)

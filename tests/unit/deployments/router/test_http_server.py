@@ -6,6 +6,7 @@ import pytest
 
 from rayinfer.errors import RayinferError
 from rayinfer_deployments.router.http_server import HttpServer
+from support.services.free_ports import free_port
 
 
 async def slow_app(scope, receive, send):
@@ -17,9 +18,7 @@ async def slow_app(scope, receive, send):
 
 @pytest.fixture
 def port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return free_port()
 
 
 async def ask(port, path):

@@ -1,7 +1,6 @@
 """Rank groups: they open together, agree on sizes, and stop waiting for a rank that is lost."""
 
 import gc
-import socket
 import threading
 import time
 from contextlib import suppress
@@ -20,6 +19,7 @@ from rayinfer.engine.ranks.torch_groups import open_groups
 from rayinfer.errors import EngineDead
 from rayinfer.liveness import LivenessLimits
 from rayinfer.tensor_parallel import RankCoordinates
+from support.services.free_ports import free_port
 
 SIZES = (2, 2)  # tensor ranks, stages
 SOON_S = 10.0
@@ -154,8 +154,7 @@ def test_rank_0_waits_no_longer_than_the_start_timeout():
 
 
 def test_a_rank_without_rank_0_raises():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     with pytest.raises(EngineDead, match=f"rank 0 is not at 127.0.0.1:{port}"):
         RankGroup.join(RankCoordinates(1, 2, 1), Rendezvous("127.0.0.1", port, "key"))
 

@@ -43,6 +43,11 @@ class PacedServer:
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        answers = asyncio.all_tasks(self._loop)
+        for answer in answers:
+            answer.cancel()
+        self._loop.run_until_complete(asyncio.gather(*answers, return_exceptions=True))
+        self._loop.close()
 
 
 def measure(server: PacedServer, *kinds: str):
