@@ -61,6 +61,11 @@ class KVBlockStore:
         return True
 
     @property
+    def most_blocks(self) -> int:
+        """Blocks that fit into both tiers."""
+        return self._memory.layout.num_slots + (0 if self._disk is None else self._disk.layout.num_slots)
+
+    @property
     def num_bytes(self) -> Sequence[int]:
         """Bytes of the blocks in memory and on the disk; takes time in proportion to the slots."""
         return self._memory.num_bytes, 0 if self._disk is None else self._disk.num_bytes
