@@ -28,6 +28,7 @@ from rayinfer.kv_store.file_locks import LOCK_SUFFIX, open_locked, try_lock
 
 Pieces = Sequence[memoryview]  # a block, layer by layer, as it lies in the engine's pool
 
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # of this start of the machine, whatever container asks
 _LOCK_TIMEOUT_S = 0.2  # a writer needs a millisecond; one that is stopped must not stop the others
 _LOCK_RETRY_S = 0.001
 _LATEST_NS = 3600 * 10**9  # from now: clocks may be set
@@ -63,6 +64,12 @@ class SlotFile:
     def num_bytes(self) -> int:
         """Bytes of the blocks that it holds; takes time in proportion to the slots."""
         return int(np.count_nonzero(self._keys[:, 0])) * self.layout.block_bytes
+
+    @property
+    def name(self) -> str:
+        """Name of the file, the same for its processes and no other file's on any machine that runs."""
+        status = os.fstat(self._descriptor)
+        return f"{_BOOT_ID.read_text().strip()}/{status.st_dev}/{status.st_ino}"
 
     def find(self, key: bytes) -> int | None:
         """Return the slot of a key; what it holds is verified when it is read."""

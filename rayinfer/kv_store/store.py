@@ -61,6 +61,11 @@ class KVBlockStore:
         return True
 
     @property
+    def name(self) -> str:
+        """Name of the store, the same for all engines that share it."""
+        return self._memory.name
+
+    @property
     def most_blocks(self) -> int:
         """Blocks that fit into both tiers."""
         return self._memory.layout.num_slots + (0 if self._disk is None else self._disk.layout.num_slots)

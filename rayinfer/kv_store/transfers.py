@@ -52,6 +52,7 @@ class BlockTransfers:
 
     def __init__(self, store: KVBlockStore, views: Callable[[], BlockViews], block_size: int) -> None:
         self._store = store
+        self.store_name, self.most_blocks = store.name, store.most_blocks
         self._views = views  # made for each transfer: the pool's memory may be freed and allocated again between two
         self._block_size = block_size
         self._loads: deque[Transfer] = deque()
@@ -62,7 +63,7 @@ class BlockTransfers:
         self._num_dropped = 0
         self._num_bytes: Sequence[int] = store.num_bytes
         self._counted_at = time.monotonic()
-        self._pages = PoolPages(views, store.most_blocks)
+        self._pages = PoolPages(views, self.most_blocks)
         self._thread = threading.Thread(target=self._run, name="kv-store", daemon=True)
         self._thread.start()
 
