@@ -129,8 +129,8 @@ def _image(value: Any, place: str, shape: ImageShape | None) -> tuple[npt.NDArra
     pixels = np.asarray(value.convert("RGB") if is_of_pillow else value)
     if pixels.dtype not in (np.uint8, np.float32):
         raise InvalidParameter(
-            f"{place} must be a path, the bytes of a JPEG, PNG or WebP file, an image of Pillow, an array of uint8 [height, width, 3], or"
-            f" one of float32 [3, height, width] that is normalized, got {shown(value)}",
+            f"{place} must be a path, the bytes of a JPEG, PNG or WebP file, an image of Pillow, an array of uint8"
+            f" [height, width, 3], or one of float32 [3, height, width] that is normalized, got {shown(value)}",
             "inputs",
         )
     return pixels, False
