@@ -1,4 +1,4 @@
-"""What Ray sets aside for engines, by what the cluster has."""
+"""Reservations of engines, by what the cluster has."""
 
 import pytest
 
