@@ -107,6 +107,30 @@ ODD_SERVICES = {
             "interval_s": 5,
         },
     },
+    "environment": {
+        "env": {"B": "1e3", "A": "it's 'x'"},
+        "env_secrets": ["hub", "other"],
+        "auth": {},
+        "storage": {"kind": "init", "init_command": ["hf", "download", "a/b"]},
+    },
+    "machines": {
+        "head": {"tolerations": [{"operator": "Exists"}], "priority_class": "high", "runtime_class": "gvisor"},
+        "workers": [
+            {"name": "a", "tolerations": [{"key": "n/spot", "value": "1", "effect": "NoExecute", "seconds": 0}]},
+            {"name": "b", "gpus": 1, "runtime_class": "nvidia", "tolerations": [{"key": "a", "operator": "Exists"}]},
+        ],
+    },
+    "kserve-machines": {
+        "kserve": {},
+        "env": {"A": "b"},
+        "env_secrets": ["hub"],
+        "workers": [{"name": "a", "gpus": 1, "priority_class": "high", "tolerations": [{"key": "a", "value": "b"}]}],
+    },
+    "job-machines": {
+        "batch": {"input": "/data/a", "output": "/data/b"},
+        "head": {"node_selector": {"pool": "a"}, "tolerations": [{"key": "a"}]},
+        "image_pull_secrets": ["registry"],
+    },
     "route": {
         "ingress": {"gateway": "g", "gateway_namespace": "n"},
         "name": "y",

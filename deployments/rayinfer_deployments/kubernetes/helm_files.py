@@ -16,16 +16,16 @@ from rayinfer_deployments.kubernetes.cluster_settings import (
     HighAvailabilitySettings,
     IngressSettings,
     KserveSettings,
-    Manifest,
     MonitoringSettings,
     NetworkPolicySettings,
     QueueSettings,
-    WorkerGroup,
 )
 from rayinfer_deployments.kubernetes.engine_options import ENGINE_SETTINGS
 from rayinfer_deployments.kubernetes.kustomize_files import HEADER, merge_patch, overlaid, to_yaml
-from rayinfer_deployments.kubernetes.ray_pods import ray_environment
+from rayinfer_deployments.kubernetes.pod_settings import WorkerGroup
+from rayinfer_deployments.kubernetes.ray_pods import set_environment
 from rayinfer_deployments.kubernetes.service_file import ServiceFile
+from rayinfer_deployments.kubernetes.setting_types import Manifest
 from rayinfer_deployments.monitoring.grafana_json import dashboard_texts
 from rayinfer_deployments.monitoring.rule_files import rule_groups
 
@@ -73,9 +73,8 @@ def helm_files(settings: dict[str, Any], overlays: dict[str, dict[str, Any]]) ->
 
 def _values(service: ServiceFile) -> Manifest:
     """Return a service's settings with their defaults, and what the chart needs besides."""
-    profiles = {profile.value: service.model_copy(update={"profile": profile, "auth": None}) for profile in Profile}
     return service.model_dump(mode="json") | {
-        "environments": {name: ray_environment(profiled) for name, profiled in profiles.items()},
+        "environments": set_environment(),
         "engine_settings": ENGINE_SETTINGS,
         "profile_limits": {profile.value: profile.limits for profile in Profile},
         "defaults": {name: _defaults(part) for name, part in PARTS.items()},

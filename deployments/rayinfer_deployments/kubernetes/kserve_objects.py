@@ -1,17 +1,21 @@
 """KServe's runtime: a pod that runs `rayinfer serve` and speaks the v2 protocol."""
 
-from rayinfer_deployments.kubernetes.cluster_settings import KserveSettings, Manifest
+from rayinfer_deployments.kubernetes.cluster_settings import KserveSettings
 from rayinfer_deployments.kubernetes.engine_options import engine_options
 from rayinfer_deployments.kubernetes.ray_objects import metadata
 from rayinfer_deployments.kubernetes.ray_pods import (
-    CACHE,
     HOME,
+    HOME_VARIABLES,
     choice_of_machines,
     container_security,
     grace_period_s,
+    own_environment,
+    pull_secrets,
+    secret_environment,
 )
 from rayinfer_deployments.kubernetes.serve_config import GRPC_PORT, HTTP_PORT
 from rayinfer_deployments.kubernetes.service_file import ServiceFile
+from rayinfer_deployments.kubernetes.setting_types import Manifest
 
 KSERVE_MODEL = "/mnt/models"
 
@@ -22,14 +26,16 @@ def kserve(service: ServiceFile, settings: KserveSettings) -> list[Manifest]:
     model = service.app_args().models[0]
     name = model.name or (service.name if settings.storage_uri else model.served_name)
     arguments = ["rayinfer", "serve", KSERVE_MODEL if settings.storage_uri else model.model, "--name", name]
+    chosen = choice_of_machines(group, group.gpus)  # a ServingRuntime takes a part of it, an InferenceService the rest
     amounts = {"cpu": str(group.cpus), "memory": group.memory}
     if group.gpus:
         amounts["nvidia.com/gpu"] = str(group.gpus)
     container: Manifest = {
         "name": "kserve-container",
-        "image": service.image,
+        "image": service.image_name,
         "args": arguments + _serve_options(service),
-        "env": _serve_environment(service),
+        "env": [*HOME_VARIABLES, *own_environment(service)],
+        **secret_environment(service),
         "ports": [{"name": "http1", "containerPort": HTTP_PORT, "protocol": "TCP"}],
         "resources": {"requests": amounts, "limits": dict(amounts)},
         "readinessProbe": {"httpGet": {"path": "/v2/health/ready", "port": HTTP_PORT}, "periodSeconds": 5},
@@ -54,7 +60,8 @@ def kserve(service: ServiceFile, settings: KserveSettings) -> list[Manifest]:
             {"name": "tmp", "emptyDir": {}},
             {"name": "home", "emptyDir": {"sizeLimit": service.storage.cache_size}},
         ],
-        **choice_of_machines(service, group),
+        **{name: chosen[name] for name in ("nodeSelector", "tolerations") if name in chosen},
+        **pull_secrets(service),
     }
     inference = {"modelFormat": {"name": settings.model_format, "version": "1"}, "runtime": service.name}
     predictor: Manifest = {
@@ -62,6 +69,7 @@ def kserve(service: ServiceFile, settings: KserveSettings) -> list[Manifest]:
         "maxReplicas": settings.max_replicas,
         "terminationGracePeriodSeconds": grace_period_s(service),
         "model": inference | {"protocolVersion": "v2"},
+        **{name: chosen[name] for name in ("priorityClassName", "runtimeClassName") if name in chosen},
     }
     if settings.storage_uri:
         predictor["model"]["storageUri"] = settings.storage_uri
@@ -86,11 +94,3 @@ def _serve_options(service: ServiceFile) -> list[str]:
     if model.tool_format is not None:
         options += ["--tool-format", model.tool_format]
     return options + engine_options(service.app["models"][0])
-
-
-def _serve_environment(service: ServiceFile) -> list[Manifest]:
-    variables: list[Manifest] = [{"name": "HOME", "value": HOME}, {"name": "RAYINFER_CACHE", "value": CACHE}]
-    if service.auth is not None:
-        key = {"name": service.auth.api_keys_secret, "key": "keys"}
-        variables.append({"name": "RAYINFER_API_KEYS", "valueFrom": {"secretKeyRef": key}})
-    return variables

@@ -3,14 +3,16 @@
 from typing import Any
 
 from rayinfer_deployments.applications import CLEAN_UP_S
-from rayinfer_deployments.cluster.ray_environment import cluster_settings
-from rayinfer_deployments.kubernetes.cluster_settings import LEAST_SHARED_MEMORY, Manifest, WorkerGroup
+from rayinfer_deployments.cluster.ray_environment import Profile, cluster_settings
+from rayinfer_deployments.kubernetes.pod_settings import LEAST_SHARED_MEMORY, PodSettings, Toleration, WorkerGroup
 from rayinfer_deployments.kubernetes.serve_config import GRPC_PORT, HTTP_PORT
 from rayinfer_deployments.kubernetes.service_file import ServiceFile
+from rayinfer_deployments.kubernetes.setting_types import Manifest
 
 USER_ID = 10001  # of the image's user
 HOME = "/home/rayinfer"
 CACHE = f"{HOME}/.cache/rayinfer"
+HOME_VARIABLES = [{"name": "HOME", "value": HOME}, {"name": "RAYINFER_CACHE", "value": CACHE}]
 MODELS = "/models"
 # The store of Ray's objects, in bytes: Ray's default, 30 % of the pod, would not fit /dev/shm and lie on the disk.
 START_PARAMETERS = {"metrics-export-port": "8080", "object-store-memory": "400000000"}
@@ -59,8 +61,7 @@ def head_group(service: ServiceFile, *, is_serving: bool = True) -> Manifest:
     }
     if needs_models and service.storage.kind == "init":
         pod["initContainers"] = [_model_loader(service)]
-    if service.head.node_selector:
-        pod["nodeSelector"] = service.head.node_selector
+    pod |= choice_of_machines(service.head)
     return {
         "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0", **START_PARAMETERS},
         "template": {"metadata": {"labels": pod_labels(service, "head")}, "spec": pod},
@@ -92,7 +93,7 @@ def worker_group(service: ServiceFile, group: WorkerGroup, *, is_serving: bool =
         "topologySpreadConstraints": [spread],
         "volumes": [*_common_volumes(service, group.shared_memory), *_model_volumes(service)],
     }
-    pod |= choice_of_machines(service, group)
+    pod |= choice_of_machines(group, group.gpus)
     if service.storage.kind == "init":
         pod["initContainers"] = [_model_loader(service)]
     return {
@@ -105,28 +106,72 @@ def worker_group(service: ServiceFile, group: WorkerGroup, *, is_serving: bool =
     }
 
 
-def choice_of_machines(service: ServiceFile, group: WorkerGroup) -> Manifest:
-    """Return the part of a worker's pod that names its nodes, and the credentials for its image."""
+def submitter(service: ServiceFile) -> Manifest:
+    """Build the pod of the Kubernetes Job by which KubeRay submits a job: KubeRay fills in its command and token."""
+    container = {
+        "name": "ray-job-submitter",
+        "image": service.image_name,
+        "env": HOME_VARIABLES,
+        "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}},
+        "securityContext": container_security(),
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, {"name": "home", "mountPath": HOME}],
+    }
+    pod = _pod(service, container) | {
+        "automountServiceAccountToken": False,
+        "restartPolicy": "Never",
+        "volumes": [{"name": "tmp", "emptyDir": {}}, {"name": "home", "emptyDir": {}}],
+    }
+    pod |= choice_of_machines(service.head)
+    return {"metadata": {"labels": pod_labels(service, "submitter")}, "spec": pod}
+
+
+def choice_of_machines(settings: PodSettings, gpus: int = 0) -> Manifest:
+    """Return the part of a pod that says which nodes take it, and how."""
     chosen: Manifest = {}
-    if group.node_selector:
-        chosen["nodeSelector"] = group.node_selector
-    if group.gpus:
-        chosen["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-    if service.image_pull_secrets:
-        chosen["imagePullSecrets"] = [{"name": name} for name in service.image_pull_secrets]
+    if settings.node_selector:
+        chosen["nodeSelector"] = settings.node_selector
+    tolerations = [_toleration(each) for each in settings.tolerations]
+    if gpus:
+        tolerations.insert(0, {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"})
+    if tolerations:
+        chosen["tolerations"] = tolerations
+    if settings.priority_class:
+        chosen["priorityClassName"] = settings.priority_class
+    if settings.runtime_class:
+        chosen["runtimeClassName"] = settings.runtime_class
     return chosen
 
 
-def ray_environment(service: ServiceFile) -> list[Manifest]:
-    """List the environment of every Ray container: what `rayinfer environment` prints, keys, and the home folder."""
-    settings = cluster_settings(throughput=service.profile == "throughput")
-    settings.pop("RAY_AUTH_MODE")  # KubeRay sets it with the token of spec.authOptions
-    variables: list[Manifest] = [{"name": name, "value": value} for name, value in settings.items()]
-    variables += [{"name": "HOME", "value": HOME}, {"name": "RAYINFER_CACHE", "value": CACHE}]
+def pull_secrets(service: ServiceFile) -> Manifest:
+    """Return the part of a pod that names the credentials for its image."""
+    names = service.image_pull_secrets
+    return {"imagePullSecrets": [{"name": name} for name in names]} if names else {}
+
+
+def set_environment() -> dict[str, list[Manifest]]:
+    """List by profile what every Ray container has: what `rayinfer environment` prints, and the home folder."""
+    environments = {}
+    for profile in Profile:
+        settings = cluster_settings(throughput=profile == Profile.THROUGHPUT)
+        settings.pop("RAY_AUTH_MODE")  # KubeRay sets it with the token of spec.authOptions
+        variables = [{"name": name, "value": value} for name, value in settings.items()]
+        environments[profile.value] = [*variables, *HOME_VARIABLES]
+    return environments
+
+
+def own_environment(service: ServiceFile) -> list[Manifest]:
+    """List the service's own environment, with its keys."""
+    variables: list[Manifest] = [{"name": name, "value": service.env[name]} for name in sorted(service.env)]
     if service.auth is not None:
         key = {"name": service.auth.api_keys_secret, "key": "keys"}
         variables.append({"name": "RAYINFER_API_KEYS", "valueFrom": {"secretKeyRef": key}})
     return variables
+
+
+def secret_environment(service: ServiceFile) -> Manifest:
+    """Return the part of a container that takes its environment from Secrets."""
+    names = service.env_secrets
+    return {"envFrom": [{"secretRef": {"name": name}} for name in names]} if names else {}
 
 
 def container_security() -> Manifest:
@@ -163,18 +208,27 @@ def _drain_command(service: ServiceFile) -> str:
 
 def _pod(service: ServiceFile, container: Manifest) -> Manifest:
     pod: Manifest = {"containers": [container], "securityContext": pod_security(), "enableServiceLinks": False}
-    if service.image_pull_secrets:
-        pod["imagePullSecrets"] = [{"name": name} for name in service.image_pull_secrets]
-    return pod
+    return pod | pull_secrets(service)
 
 
 def _container(service: ServiceFile, name: str) -> Manifest:
     return {
         "name": name,
-        "image": service.image,
-        "env": ray_environment(service),
+        "image": service.image_name,
+        "env": [*set_environment()[service.profile], *own_environment(service)],
         "securityContext": container_security(),
+        **secret_environment(service),
     }
+
+
+def _toleration(toleration: Toleration) -> Manifest:
+    found: Manifest = {"operator": toleration.operator}
+    for name in ("key", "value", "effect"):
+        if text := getattr(toleration, name):
+            found[name] = text
+    if toleration.seconds is not None:
+        found["tolerationSeconds"] = toleration.seconds
+    return found
 
 
 def _port(name: str, number: int) -> Manifest:
@@ -239,9 +293,10 @@ def _model_volumes(service: ServiceFile) -> list[Manifest]:
 def _model_loader(service: ServiceFile) -> Manifest:
     return {
         "name": "load-models",
-        "image": service.image,
+        "image": service.image_name,
         "command": service.storage.init_command,
-        "env": [{"name": "HOME", "value": HOME}],
+        "env": [HOME_VARIABLES[0], *own_environment(service)],
+        **secret_environment(service),
         "resources": _resources(1, "2Gi"),
         "securityContext": container_security(),
         "volumeMounts": [
