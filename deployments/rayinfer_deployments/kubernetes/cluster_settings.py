@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rayinfer_deployments.kubernetes.setting_types import (
     QUANTITY,
+    Cidr,
     HostName,
     Labels,
     Namespace,
@@ -118,7 +119,7 @@ class NetworkPolicySettings(Settings):
     )
     operator_namespace: Namespace = Field(default="kuberay-system", description="namespace of the KubeRay operator")
     monitoring_namespace: Namespace = Field(default="monitoring", description="namespace of Prometheus")
-    egress_cidrs: list[str] = Field(
+    egress_cidrs: list[Cidr] = Field(
         default=["0.0.0.0/0"], description="networks that may be reached by HTTPS, for model downloads; none: []"
     )
 

@@ -2,17 +2,17 @@
 
 from rayinfer_deployments.kubernetes.cluster_settings import KserveSettings
 from rayinfer_deployments.kubernetes.engine_options import engine_options
-from rayinfer_deployments.kubernetes.ray_objects import metadata
-from rayinfer_deployments.kubernetes.ray_pods import (
+from rayinfer_deployments.kubernetes.pod_parts import (
     HOME,
     HOME_VARIABLES,
     choice_of_machines,
     container_security,
-    grace_period_s,
     own_environment,
     pull_secrets,
     secret_environment,
 )
+from rayinfer_deployments.kubernetes.ray_objects import metadata
+from rayinfer_deployments.kubernetes.ray_pods import grace_period_s
 from rayinfer_deployments.kubernetes.serve_config import GRPC_PORT, HTTP_PORT
 from rayinfer_deployments.kubernetes.service_file import ServiceFile
 from rayinfer_deployments.kubernetes.setting_types import Manifest

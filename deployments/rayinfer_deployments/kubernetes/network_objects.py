@@ -1,8 +1,8 @@
 """NetworkPolicies, the HTTPRoute and the InferencePool of a service."""
 
 from rayinfer_deployments.kubernetes.cluster_settings import IngressSettings, NetworkPolicySettings
+from rayinfer_deployments.kubernetes.pod_parts import pod_labels
 from rayinfer_deployments.kubernetes.ray_objects import metadata
-from rayinfer_deployments.kubernetes.ray_pods import pod_labels
 from rayinfer_deployments.kubernetes.serve_config import GRPC_PORT, HTTP_PORT
 from rayinfer_deployments.kubernetes.service_file import ServiceFile
 from rayinfer_deployments.kubernetes.setting_types import Manifest

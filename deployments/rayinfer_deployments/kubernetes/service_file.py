@@ -26,10 +26,12 @@ from rayinfer_deployments.kubernetes.setting_types import ObjectName, VariableNa
 
 # What has no place in a job or in KServe's pod: parts of the file, and a model's settings that `rayinfer serve` lacks.
 NOT_OF_JOBS = ("ingress", "monitoring")
+NOT_OF_ENGINES_IN_JOBS = ("seed",)
 NOT_OF_KSERVE = ("high_availability", "ingress", "limits", "monitoring", "queue")
 NOT_OF_SERVE = ("autoscaling", "node_labels", "placement_group_strategy", "revision", "surge_percent", "tokenizer")
 
-OWN_VARIABLES = ("HOME", "RAYINFER_CACHE", "RAYINFER_API_KEYS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
+# Set in the containers by the manifests or KubeRay.
+OWN_VARIABLES = {*cluster_settings(throughput=True), "HOME", "RAYINFER_CACHE", "RAYINFER_API_KEYS", "RAY_AUTH_TOKEN"}
 
 # What the rest of the file or the cluster settles.
 SETTLED_ELSEWHERE = ("limits", "num_routers", "listen_host", "listen_port", "grpc_port", "tls_cert", "tls_key")
@@ -97,7 +99,7 @@ class ServiceFile(BaseModel):
     @field_validator("env")
     @classmethod
     def _variables_are_set_once(cls, env: dict[str, str]) -> dict[str, str]:
-        if taken := sorted(set(env) & {*cluster_settings(throughput=True), *OWN_VARIABLES}):
+        if taken := sorted(set(env) & OWN_VARIABLES):
             raise ValueError(f"{taken[0]}: the manifests set it themselves")
         return env
 
@@ -185,7 +187,7 @@ class ServiceFile(BaseModel):
         model = models[0].model_fields_set
         if self.batch is not None:
             lost = [name for name in NOT_OF_JOBS if getattr(self, name)]
-            lost += [f"app.models.0.{name}" for name in ("seed",) if name in model]
+            lost += [f"app.models.0.{name}" for name in NOT_OF_ENGINES_IN_JOBS if name in model]
         else:
             lost = [name for name in NOT_OF_KSERVE if getattr(self, name)]
             lost += ["storage"] if self.storage.kind != "cache" else []

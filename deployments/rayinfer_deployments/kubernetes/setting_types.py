@@ -14,6 +14,7 @@ ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])
 OptionalName = Annotated[str, Field(pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$")]
 Namespace = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
 HostName = Annotated[str, Field(pattern=r"^(\*\.)?[a-z0-9]([-a-z0-9.]{0,250}[a-z0-9])?$")]
+Cidr = Annotated[str, Field(pattern=r"^[0-9a-fA-F.:]+(/[0-9]{1,3})?$")]
 LabelName = Annotated[
     str, Field(pattern=r"^([a-z0-9][-a-z0-9.]{0,252}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
 ]

@@ -7,10 +7,10 @@ import pytest
 from rayinfer.errors import ConfigError
 from rayinfer_deployments.kubernetes.kustomize_files import merged
 from rayinfer_deployments.kubernetes.manifests import manifests
-from rayinfer_deployments.kubernetes.ray_pods import container_security
+from rayinfer_deployments.kubernetes.pod_parts import container_security
 from rayinfer_deployments.kubernetes.service_file import service_of
+from support.kubernetes.refused_services import SMALL
 
-SMALL = {"app": {"models": [{"model": "smollm2-135m"}]}, "workers": [{"name": "workers"}]}
 FILES = {"input": "/data/a", "output": "/data/b"}
 MACHINES = {
     "node_selector": {"pool": "a"},
