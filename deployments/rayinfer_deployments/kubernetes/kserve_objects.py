@@ -60,7 +60,7 @@ def kserve(service: ServiceFile, settings: KserveSettings) -> list[Manifest]:
             {"name": "tmp", "emptyDir": {}},
             {"name": "home", "emptyDir": {"sizeLimit": service.storage.cache_size}},
         ],
-        **{name: chosen[name] for name in ("nodeSelector", "tolerations") if name in chosen},
+        **_part(chosen, "nodeSelector", "tolerations"),
         **pull_secrets(service),
     }
     inference = {"modelFormat": {"name": settings.model_format, "version": "1"}, "runtime": service.name}
@@ -69,7 +69,7 @@ def kserve(service: ServiceFile, settings: KserveSettings) -> list[Manifest]:
         "maxReplicas": settings.max_replicas,
         "terminationGracePeriodSeconds": grace_period_s(service),
         "model": inference | {"protocolVersion": "v2"},
-        **{name: chosen[name] for name in ("priorityClassName", "runtimeClassName") if name in chosen},
+        **_part(chosen, "priorityClassName", "runtimeClassName"),
     }
     if settings.storage_uri:
         predictor["model"]["storageUri"] = settings.storage_uri
@@ -83,6 +83,10 @@ def kserve(service: ServiceFile, settings: KserveSettings) -> list[Manifest]:
         }
         for version, kind, spec in objects
     ]
+
+
+def _part(chosen: Manifest, *names: str) -> Manifest:
+    return {name: chosen[name] for name in names if name in chosen}
 
 
 def _serve_options(service: ServiceFile) -> list[str]:
