@@ -11,6 +11,7 @@ from rayinfer_deployments.kubernetes.pod_parts import (
     pull_secrets,
     secret_environment,
 )
+from rayinfer_deployments.kubernetes.pod_settings import WorkerGroup
 from rayinfer_deployments.kubernetes.ray_objects import metadata
 from rayinfer_deployments.kubernetes.ray_pods import grace_period_s
 from rayinfer_deployments.kubernetes.serve_config import GRPC_PORT, HTTP_PORT
@@ -27,30 +28,7 @@ def kserve(service: ServiceFile, settings: KserveSettings) -> list[Manifest]:
     name = model.name or (service.name if settings.storage_uri else model.served_name)
     arguments = ["rayinfer", "serve", KSERVE_MODEL if settings.storage_uri else model.model, "--name", name]
     chosen = choice_of_machines(group, group.gpus)  # a ServingRuntime takes a part of it, an InferenceService the rest
-    amounts = {"cpu": str(group.cpus), "memory": group.memory}
-    if group.gpus:
-        amounts["nvidia.com/gpu"] = str(group.gpus)
-    container: Manifest = {
-        "name": "kserve-container",
-        "image": service.image_name,
-        "args": arguments + _serve_options(service),
-        "env": [*HOME_VARIABLES, *own_environment(service)],
-        **secret_environment(service),
-        "ports": [{"name": "http1", "containerPort": HTTP_PORT, "protocol": "TCP"}],
-        "resources": {"requests": amounts, "limits": dict(amounts)},
-        "readinessProbe": {"httpGet": {"path": "/v2/health/ready", "port": HTTP_PORT}, "periodSeconds": 5},
-        "livenessProbe": {
-            "httpGet": {"path": "/v2/health/live", "port": HTTP_PORT},
-            "periodSeconds": 10,
-            "failureThreshold": 30,
-        },
-        "securityContext": container_security(),
-        "volumeMounts": [
-            {"name": "shared-mem", "mountPath": "/dev/shm"},
-            {"name": "tmp", "mountPath": "/tmp"},
-            {"name": "home", "mountPath": HOME},
-        ],
-    }
+    container = _container(service, group) | {"args": arguments + _serve_options(service)}
     runtime = {
         "supportedModelFormats": [{"name": settings.model_format, "version": "1", "autoSelect": True}],
         "protocolVersions": ["v2"],
@@ -83,6 +61,32 @@ def kserve(service: ServiceFile, settings: KserveSettings) -> list[Manifest]:
         }
         for version, kind, spec in objects
     ]
+
+
+def _container(service: ServiceFile, group: WorkerGroup) -> Manifest:
+    amounts = {"cpu": str(group.cpus), "memory": group.memory}
+    if group.gpus:
+        amounts["nvidia.com/gpu"] = str(group.gpus)
+    return {
+        "name": "kserve-container",
+        "image": service.image_name,
+        "env": [*HOME_VARIABLES, *own_environment(service)],
+        **secret_environment(service),
+        "ports": [{"name": "http1", "containerPort": HTTP_PORT, "protocol": "TCP"}],
+        "resources": {"requests": amounts, "limits": dict(amounts)},
+        "readinessProbe": {"httpGet": {"path": "/v2/health/ready", "port": HTTP_PORT}, "periodSeconds": 5},
+        "livenessProbe": {
+            "httpGet": {"path": "/v2/health/live", "port": HTTP_PORT},
+            "periodSeconds": 10,
+            "failureThreshold": 30,
+        },
+        "securityContext": container_security(),
+        "volumeMounts": [
+            {"name": "shared-mem", "mountPath": "/dev/shm"},
+            {"name": "tmp", "mountPath": "/tmp"},
+            {"name": "home", "mountPath": HOME},
+        ],
+    }
 
 
 def _part(chosen: Manifest, *names: str) -> Manifest:
