@@ -144,12 +144,8 @@ def _assemble(
         kv_store=None if stored_prefixes is None else stored_prefixes.shared_store,
     )
     _logger.info("engine for %s: %s", description.name, description.capacity)
-    parts: dict[str, Any] = {
-        "description": description,
-        "scheduler": scheduler,
-        "executor": executor,
-        "grammars": worker.grammars,
-    }
+    parts: dict[str, Any] = {"description": description, "scheduler": scheduler, "executor": executor}
+    parts["grammars"] = worker.grammars
     if recorder is None and given.record_schedule is not None:
         recorder = FileRecorder(Path(given.record_schedule), _recorded(given, config, worker.num_blocks))
     if recorder is not None:
