@@ -63,7 +63,7 @@ def open_transfers(
     open_file = partial(open_slot_file, identity=identity, label=config.model, block_bytes=shape.num_bytes)
     if config.kv_store_disk_gib is None:
         memory = open_file(memory_folder, max_bytes=memory_bytes)
-        return BlockTransfers(KVBlockStore(memory), views, config.block_size)
+        return BlockTransfers(KVBlockStore(memory, persists=config.kv_store_persists), views, config.block_size)
     disk_folder = Path(config.kv_store_folder) if config.kv_store_folder else kv_store_folder()
     disk_bytes = int(config.kv_store_disk_gib * _GIB)
     _check_fits("kv_store_disk_gib", disk_bytes, disk_folder, "another kv_store_folder")
@@ -73,7 +73,8 @@ def open_transfers(
     except ConfigError:
         memory.close()
         raise
-    return BlockTransfers(KVBlockStore(memory, disk), views, config.block_size)
+    store = KVBlockStore(memory, disk, persists=config.kv_store_persists)
+    return BlockTransfers(store, views, config.block_size)
 
 
 def _check_fits(name: str, num_bytes: int, folder: Path, remedy: str) -> None:

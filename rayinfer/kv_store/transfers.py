@@ -115,14 +115,14 @@ class BlockTransfers:
             damaged_blocks_total=store.num_damaged,
         )
 
-    def close(self) -> None:
-        """Finish the transfer that is being made, end the thread and close the store."""
+    def close(self, *, will_return: bool = False) -> None:
+        """Finish the transfer that is being made, end the thread and close the store, for good or for a while."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
         self._thread.join()
         self._pages.end()
-        self._store.close()
+        self._store.close(will_return=will_return)
 
     def _run(self) -> None:
         while True:

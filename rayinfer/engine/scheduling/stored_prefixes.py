@@ -120,11 +120,11 @@ class StoredPrefixes:
             self._transfers.drain()
         return self.finish()
 
-    def close(self) -> None:
-        """Close the store; it is opened again, by the weights of then, when it is next used."""
+    def close(self, *, will_return: bool = False) -> None:
+        """Close the store; where it `will_return`, it is opened again when it is next used, by the weights of then."""
         if self._transfers is not None:
             self._stats = self.stats
-            self._transfers.close()
+            self._transfers.close(will_return=will_return)
             self._transfers = None
 
     @property
