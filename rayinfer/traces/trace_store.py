@@ -102,10 +102,16 @@ class TraceStore:
         """
         if (stored := self._by_request_id.get(request_id)) is not None:
             prompt = stored.prompts[request_id]
-            details: dict[str, int | float | str] = {"engine": engine, "reason": reason, "output_tokens": output_tokens}
-            if first_token_s is not None:
-                details["first_token_s"] = round(first_token_s, 6)
-            stored.trace.record("migrated", prompt=prompt, **details)
+            first_token = {} if first_token_s is None else {"first_token_s": round(first_token_s, 6)}
+            stored.trace.record(
+                "migrated",
+                time_s=None,
+                prompt=prompt,
+                engine=engine,
+                reason=reason,
+                output_tokens=output_tokens,
+                **first_token,
+            )
             self._note_change(stored)
 
     def finished(self, request_id: str, choice: int, reason: FinishReason, output_tokens: int) -> None:
