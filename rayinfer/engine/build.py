@@ -16,6 +16,7 @@ from rayinfer.config import EngineConfig
 from rayinfer.engine.drafting.drafter import Drafter
 from rayinfer.engine.drafting.grammar_drafter import GrammarDrafter
 from rayinfer.engine.drafting.prompt_lookup import PromptLookup
+from rayinfer.engine.drafting.recent_answers import RecentAnswers
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.engine.loop.schedule_recorder import ScheduleRecorder
 from rayinfer.engine.machine_store import check_store_settings, open_transfers
@@ -106,6 +107,7 @@ def _assemble(
 ) -> Engine:
     config, caches_prefixes = worker.config, worker.caches_prefixes
     block_manager = BlockManager(worker.num_blocks, config.block_size, enable_prefix_caching=caches_prefixes)
+    recent = RecentAnswers(config.recent_answers_bytes) if config.recent_answers_bytes else None
     scheduler = Scheduler(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -118,8 +120,9 @@ def _assemble(
         stored_prefixes=_stored_prefixes(model, worker, block_manager),
         max_concurrent_batches=executor.max_concurrent_batches,
         supports_async_scheduling=executor.supports_async_scheduling,
-        drafter=(drafter or _drafter(worker.grammars)) if worker.supports_drafts else None,
+        drafter=(drafter or _drafter(worker.grammars, recent)) if worker.supports_drafts else None,
         speculation=config.speculation,
+        recent_answers=recent,
     )
     seq2seq = model.seq2seq
     description = ModelDescription(
@@ -180,8 +183,9 @@ def _offload(worker: Worker) -> KVOffload | None:
     )
 
 
-def _drafter(grammars: GrammarCompiler | None) -> Drafter:
-    return PromptLookup() if grammars is None else GrammarDrafter(grammars, PromptLookup())
+def _drafter(grammars: GrammarCompiler | None, recent: RecentAnswers | None) -> Drafter:
+    lookup = PromptLookup(recent)
+    return lookup if grammars is None else GrammarDrafter(grammars, lookup)
 
 
 def _recorded(given: EngineConfig, resolved: EngineConfig, num_blocks: int) -> EngineConfig:
