@@ -30,9 +30,9 @@ from rayinfer.engine.scheduling.request_checks import checked_source
 from rayinfer.engine.scheduling.scheduler import Scheduler
 from rayinfer.engine.scheduling.stored_prefixes import StoredPrefixes
 from rayinfer.engine.worker.cpu_kernels import use_cpu_kernels
+from rayinfer.engine.worker.draft_models.draft_checks import check_draft_model
 from rayinfer.engine.worker.worker import Worker, build_worker
 from rayinfer.errors import ConfigError
-from rayinfer.grammars.compiler import GrammarCompiler
 from rayinfer.kv_cache.block_manager import BlockManager
 from rayinfer.models.encoder_decoder_config import Seq2SeqSettings
 from rayinfer.models.generation_config import default_sampling_params
@@ -107,7 +107,8 @@ def _assemble(
 ) -> Engine:
     config, caches_prefixes = worker.config, worker.caches_prefixes
     block_manager = BlockManager(worker.num_blocks, config.block_size, enable_prefix_caching=caches_prefixes)
-    recent = RecentAnswers(config.recent_answers_bytes) if config.recent_answers_bytes else None
+    looks_up = config.recent_answers_bytes and worker.draft is None
+    recent = RecentAnswers(config.recent_answers_bytes) if looks_up else None
     scheduler = Scheduler(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -120,7 +121,7 @@ def _assemble(
         stored_prefixes=_stored_prefixes(model, worker, block_manager),
         max_concurrent_batches=executor.max_concurrent_batches,
         supports_async_scheduling=executor.supports_async_scheduling,
-        drafter=(drafter or _drafter(worker.grammars, recent)) if worker.supports_drafts else None,
+        drafter=(drafter or _drafter(worker, recent)) if worker.supports_drafts else None,
         speculation=config.speculation,
         recent_answers=recent,
     )
@@ -183,9 +184,9 @@ def _offload(worker: Worker) -> KVOffload | None:
     )
 
 
-def _drafter(grammars: GrammarCompiler | None, recent: RecentAnswers | None) -> Drafter:
-    lookup = PromptLookup(recent)
-    return lookup if grammars is None else GrammarDrafter(grammars, lookup)
+def _drafter(worker: Worker, recent: RecentAnswers | None) -> Drafter:
+    drafter: Drafter = PromptLookup(recent) if worker.draft is None else worker.draft.drafter
+    return drafter if worker.grammars is None else GrammarDrafter(worker.grammars, drafter)
 
 
 def _recorded(given: EngineConfig, resolved: EngineConfig, num_blocks: int) -> EngineConfig:
@@ -200,6 +201,7 @@ def _check_settings(config: EngineConfig, folder: Path) -> ModelConfig:
     dtype = torch_dtype(config.dtype, model)
     check_device(config, device, dtype)
     check_store_settings(config, model, device)
+    check_draft_model(config, folder, model, device)
     measured = measured_model(config.model, folder)
     for mode in (config.quantization, None if config.kv_cache_dtype == "auto" else f"{config.kv_cache_dtype}-kv"):
         if mode is not None:

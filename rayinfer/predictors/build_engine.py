@@ -31,7 +31,7 @@ PROBE_FACTOR = 8  # between the sizes of two probes
 GENERATION_SETTINGS = (
     *("num_kv_blocks", "kv_cache_memory_bytes", "memory_fraction", "kv_offload_bytes"),
     *("kv_store_gib", "kv_store_disk_gib", "kv_store_folder"),
-    *("async_scheduling", "max_cudagraph_capture_size"),
+    *("async_scheduling", "max_cudagraph_capture_size", "draft_model"),
 )
 
 
