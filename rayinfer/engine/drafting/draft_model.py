@@ -6,12 +6,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from rayinfer.attention.paged_attention import AttentionBatch
 from rayinfer.engine.drafting.draft_rows import DraftRows
 from rayinfer.engine.drafting.drafter import DraftRow
-from rayinfer.engine.plan.step_plan import Int32Array
 from rayinfer.models.decoder import Decoder
 
 _logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class _Part:
     index: int  # of the row among those that draft
     row: int
     start: int  # position of the first
-    token_ids: Int32Array
+    token_ids: npt.NDArray[np.int32]
     is_known: bool  # with it all of the row's tokens are, so that the next one is a draft
 
     @property

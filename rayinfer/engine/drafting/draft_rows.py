@@ -4,9 +4,9 @@ from collections import OrderedDict
 from collections.abc import Collection
 
 import numpy as np
+import numpy.typing as npt
 
 from rayinfer.engine.drafting.drafter import DraftRow
-from rayinfer.engine.plan.step_plan import Int32Array
 
 
 class DraftRows:
@@ -52,7 +52,7 @@ class DraftRows:
         self._used.move_to_end(row)
         return True
 
-    def record(self, row: int, start: int, token_ids: Int32Array) -> None:
+    def record(self, row: int, start: int, token_ids: npt.NDArray[np.int32]) -> None:
         """Note that these tokens are computed, from a position on."""
         self.token_ids[row, start : start + len(token_ids)] = token_ids
         self.num_tokens[row] = start + len(token_ids)

@@ -170,5 +170,6 @@ def test_rows_with_random_acceptance_get_what_a_model_without_memory_would_draft
         for each, draft in zip(asked, drafter.propose(asked), strict=True):
             assert list(draft) in ([], greedy(each.token_ids.tolist(), len(draft)))
             number, known = requests[each.row]
-            known = [*known, *draft[: int(chance.integers(0, 5))], int(chance.integers(3, 380))]
+            new = chance.integers(3, 380, size=chance.integers(1, 4)).tolist()  # also steps without drafts
+            known = [*known, *draft[: int(chance.integers(0, 5))], *new]
             requests[each.row] = (number, known) if len(known) < 60 else (number + 100 + step, known[:7])
