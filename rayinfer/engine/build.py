@@ -107,8 +107,6 @@ def _assemble(
 ) -> Engine:
     config, caches_prefixes = worker.config, worker.caches_prefixes
     block_manager = BlockManager(worker.num_blocks, config.block_size, enable_prefix_caching=caches_prefixes)
-    looks_up = config.recent_answers_bytes and worker.draft is None
-    recent = RecentAnswers(config.recent_answers_bytes) if looks_up else None
     scheduler = Scheduler(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -121,9 +119,7 @@ def _assemble(
         stored_prefixes=_stored_prefixes(model, worker, block_manager),
         max_concurrent_batches=executor.max_concurrent_batches,
         supports_async_scheduling=executor.supports_async_scheduling,
-        drafter=(drafter or _drafter(worker, recent)) if worker.supports_drafts else None,
-        speculation=config.speculation,
-        recent_answers=recent,
+        **_drafting(worker, drafter),
     )
     seq2seq = model.seq2seq
     description = ModelDescription(
@@ -184,9 +180,17 @@ def _offload(worker: Worker) -> KVOffload | None:
     )
 
 
-def _drafter(worker: Worker, recent: RecentAnswers | None) -> Drafter:
+def _drafting(worker: Worker, given: Drafter | None) -> dict[str, Any]:
+    """Return what the scheduler needs for drafts, where steps verify them."""
+    config = worker.config
+    if not worker.supports_drafts:
+        return {}
+    looks_up = config.recent_answers_bytes and worker.draft is None
+    recent = RecentAnswers(config.recent_answers_bytes) if looks_up else None
     drafter: Drafter = PromptLookup(recent) if worker.draft is None else worker.draft.drafter
-    return drafter if worker.grammars is None else GrammarDrafter(worker.grammars, drafter)
+    if worker.grammars is not None:
+        drafter = GrammarDrafter(worker.grammars, drafter)
+    return {"drafter": given or drafter, "speculation": config.speculation, "recent_answers": recent}
 
 
 def _recorded(given: EngineConfig, resolved: EngineConfig, num_blocks: int) -> EngineConfig:
