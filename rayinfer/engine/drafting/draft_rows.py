@@ -1,4 +1,4 @@
-"""What a drafting model has computed of each row of the batch, in KV blocks of its own."""
+"""Tokens and KV blocks by row of the batch, for a model that drafts."""
 
 from collections import OrderedDict
 from collections.abc import Collection

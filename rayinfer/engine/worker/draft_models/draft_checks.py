@@ -1,4 +1,4 @@
-"""Which engines may have a draft model, and which models may draft for another."""
+"""Checks of engines that have a draft model, and of the model that is to draft for another."""
 
 from pathlib import Path
 
