@@ -9,7 +9,7 @@ LONGEST_MATCH = 16  # tokens that are compared at most
 
 
 class Match(NamedTuple):
-    """Where the last tokens stand in a text."""
+    """Place of the last tokens in a text."""
 
     length: int  # tokens that are equal
     end: int  # index of the last of them
