@@ -1,4 +1,4 @@
-"""What is lost with a pod: one engine of a model, one router, and no batches."""
+"""Losses with a pod: one engine of a model, one router, and no batches."""
 
 from pathlib import Path
 from typing import Any
