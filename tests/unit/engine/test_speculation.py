@@ -171,7 +171,7 @@ def head(tmp_path_factory):
 
 
 class Recorded:
-    """A drafter that is told what another proposes."""
+    """A recorder of what another drafter proposes."""
 
     def __init__(self, drafter):
         self._drafter = drafter
