@@ -178,7 +178,7 @@ class SlotFile:
                 fcntl.flock(self._writer_lock, fcntl.LOCK_UN)
 
     def _has_content(self, slot: int, content: bytes) -> bool:
-        return self._contents[slot].tobytes() == content
+        return bool(self._contents[slot].tobytes() == content)
 
     def _read_verified(self, slot: int, key: bytes, content: bytes, pieces: Pieces) -> bytes | None:
         digest = self._digests[slot].tobytes()
