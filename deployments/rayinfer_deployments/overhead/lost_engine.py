@@ -64,8 +64,8 @@ def _service(arguments: Sequence[str], port: int) -> Iterator["_Service"]:
     """Run `rayinfer serve` with two engines and shared memory of its own until the end of the block."""
     with tempfile.TemporaryDirectory(prefix="rayinfer-bench-", dir=shared_memory_folder().parent) as memory:
         process = subprocess.Popen(
-            [*_COMMAND, "serve", *arguments, "--replicas", "2", "--port", str(port)],
-            env=os.environ | {"RAYINFER_SHARED_MEMORY": memory},
+            ["env", f"RAYINFER_SHARED_MEMORY={memory}", *_COMMAND]
+            + ["serve", *arguments, "--replicas", "2", "--port", str(port)],
             stdout=subprocess.DEVNULL,
         )
         try:
