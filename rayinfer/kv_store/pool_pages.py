@@ -38,6 +38,11 @@ class PoolPages:
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self._thread.start()
 
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until all is taken, or the thread has ended otherwise; returns whether it has."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
     def end(self) -> None:
         """End the thread, wherever it is."""
         self._is_ended = True

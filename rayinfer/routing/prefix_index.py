@@ -72,6 +72,11 @@ class PrefixIndex:
         """Count the blocks that an engine is known to have."""
         return len(self._stored[engine])
 
+    @property
+    def num_stores(self) -> int:
+        """Stores of which something is known."""
+        return len(self._kept)
+
     def _kept_behind(self, engine: str) -> "_ExpiringSet | None":
         store = self._store_of.get(engine)
         return None if store is None else self._kept[store]

@@ -33,7 +33,7 @@ _COMMAND = (sys.executable, "-c", "from rayinfer_deployments.cli import main; ma
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossResult:
-    """What clients saw when one of two engines was killed."""
+    """Pauses that clients saw when one of two engines was killed."""
 
     store: str
     num_moved: int
@@ -63,11 +63,9 @@ class LossReport:
 def _service(arguments: Sequence[str], port: int) -> Iterator["_Service"]:
     """Run `rayinfer serve` with two engines and shared memory of its own until the end of the block."""
     with tempfile.TemporaryDirectory(prefix="rayinfer-bench-", dir=shared_memory_folder().parent) as memory:
-        process = subprocess.Popen(
-            ["env", f"RAYINFER_SHARED_MEMORY={memory}", *_COMMAND]
-            + ["serve", *arguments, "--replicas", "2", "--port", str(port)],
-            stdout=subprocess.DEVNULL,
-        )
+        environment = ("env", f"RAYINFER_SHARED_MEMORY={memory}")
+        command = (*environment, *_COMMAND, "serve", *arguments, "--replicas", "2", "--port", str(port))
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
             service = _Service(process.pid, f"http://127.0.0.1:{port}")
             service.wait_until_ready()

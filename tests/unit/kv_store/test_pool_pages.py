@@ -26,7 +26,7 @@ def test_the_first_blocks_get_their_memory_and_keep_their_contents():
     views = [new_pool(), new_pool()]
     views[1][5] = 7
     pages = PoolPages(lambda: views, NUM_BLOCKS // 2)
-    pages._thread.join(30)
+    assert pages.wait(30)
     for view in views:
         assert num_faults_of_writing(view[: NUM_BLOCKS // 2]) < 100
         assert num_faults_of_writing(view[NUM_BLOCKS // 2 :]) > NUM_BLOCKS
@@ -38,4 +38,4 @@ def test_it_ends_wherever_it_is():
     for _ in range(10):
         pages = PoolPages(lambda: views, NUM_BLOCKS)
         pages.end()
-        assert not pages._thread.is_alive()
+        assert pages.wait(0)

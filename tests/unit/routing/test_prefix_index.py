@@ -142,4 +142,4 @@ def test_stores_without_engines_are_forgotten_in_time(index, clock):
     index.remove_engine("c")
     clock.now += 3 * KEEP_S
     index.add_engine("d")
-    assert not index._kept
+    assert index.num_stores == 0
