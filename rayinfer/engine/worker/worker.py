@@ -1,7 +1,8 @@
 """Worker of one rank: its weights, KV blocks and model runner, for each kind of engine."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.ranks.pipeline_link import ONLY_STAGE, PipelineLink, Stage
 from rayinfer.engine.ranks.rank_coordinates import Ranks, any_device
 from rayinfer.engine.worker.cores import cores_of, set_threads
+from rayinfer.engine.worker.draft_models.draft_checks import draft_folder
+from rayinfer.engine.worker.draft_models.draft_memory import DraftWeights
+from rayinfer.engine.worker.draft_models.eagle_memory import EagleWeights
 from rayinfer.engine.worker.encoder_decoder_runner import EncoderDecoderRunner
 from rayinfer.engine.worker.graphs.cuda_graphs import CudaGraphs
 from rayinfer.engine.worker.graphs.decode_graphs import DecodeGraphs, Draw
@@ -30,7 +34,9 @@ from rayinfer.errors import ConfigError
 from rayinfer.grammars.compiler import GrammarCompiler
 from rayinfer.kv_cache.cache_tensors import BlockShape
 from rayinfer.kv_cache.pool_size import count_kv_blocks, count_offload_blocks, count_static_blocks
+from rayinfer.models.causal_decoder import CausalDecoder
 from rayinfer.models.decoder import Decoder
+from rayinfer.models.eagle3 import is_eagle3_folder
 from rayinfer.models.encoder_decoder import EncoderDecoder
 from rayinfer.models.loader import torch_dtype
 from rayinfer.models.model_config import ModelConfig, read_model_config
@@ -64,7 +70,9 @@ class Worker(ABC):
         self.longest_sequence = _longest_sequence(self.config, model)
         self._stage = self._pipeline_stage()
         self.grammars = self._new_grammars()
-        memory = self._load_model()
+        draft_weights = self._load_draft_model()
+        self._states_read = () if draft_weights is None else draft_weights.states_read(model)
+        memory = self._load_model(0 if draft_weights is None else draft_weights.shape.num_bytes)
         self.num_offload_blocks = memory.num_offload_blocks
         self.block_views = memory.block_views
         runner = self._new_runner(memory)
@@ -73,8 +81,17 @@ class Worker(ABC):
         if graphs is not None:
             with startup_step("capturing CUDA graphs"):
                 runner.record(graphs)
+        cores = cores_of(self.config, self._device)
+        self.draft = None
+        if draft_weights is not None:
+            self.draft = draft_weights.with_blocks(
+                memory.num_blocks,
+                runner=runner,
+                max_model_len=self.max_model_len,
+                hold_cores=nullcontext if cores is None else cores.hold,
+            )
         self.executor = InProcessExecutor(
-            runner, memory, cores_of(self.config, self._device), supports_async_scheduling=self._is_async
+            runner, memory, cores, supports_async_scheduling=self._is_async, draft=self.draft
         )
 
     @property
@@ -89,9 +106,19 @@ class Worker(ABC):
 
     @property
     def supports_drafts(self) -> bool:
-        """Whether a step may verify drafts: on CPUs, in one stage, one step at a time and in any shape."""
-        is_one_stage = self.config.pipeline_parallel_size == 1
-        return self._device.type == "cpu" and is_one_stage and not self.is_static and not self._is_async
+        """Whether a step may verify drafts."""
+        return not self.no_drafts_because
+
+    @property
+    def no_drafts_because(self) -> str:
+        """Why no step verifies drafts; empty where steps do: on CPUs, in one stage, one at a time and in any shape."""
+        if self._device.type != "cpu":
+            return f"not on {self._device.type}"
+        if self.config.pipeline_parallel_size > 1:
+            return "pipeline stages"
+        if self.is_static:
+            return "steps of a fixed batch"
+        return "async scheduling" if self._is_async else ""
 
     @property
     def num_padding_tokens(self) -> int:
@@ -108,7 +135,9 @@ class Worker(ABC):
 
     def _preparation(self) -> Callable[[Decoder], None]:
         """Make the function that prepares a loaded decoder; it must not refer to the worker, which would be a cycle."""
-        return partial(_prepare, self._dtype, self._device, self.max_model_len, self.longest_sequence)
+        return partial(
+            _prepare, self._dtype, self._device, self.max_model_len, self.longest_sequence, self._states_read
+        )
 
     @property
     def _has_gpu_kernels(self) -> bool:
@@ -124,6 +153,8 @@ class Worker(ABC):
     @property
     def _is_async(self) -> bool:
         is_async = self.config.async_scheduling
+        if is_async and self._device.type == "cpu" and self.config.speculation != "off":
+            return False  # a CPU computes a step when it is submitted: nothing overlaps, and drafts save whole steps
         return self._device.type == "cuda" and self.config.num_ranks == 1 if is_async is None else is_async
 
     def _pipeline_stage(self) -> Stage:
@@ -137,8 +168,17 @@ class Worker(ABC):
             group.coordinates, PipelineLink(group.coordinates, group.world, self._device, hidden_size, self._dtype)
         )
 
-    def _load_model(self) -> ModelMemory:
-        """Load the weights and allocate as many blocks as the remaining memory holds."""
+    def _load_draft_model(self) -> DraftWeights | EagleWeights | None:
+        if self.config.draft_model is None:
+            return None
+        with startup_step("loading the draft model"):
+            cache_type = _CACHE_TYPES.get(self.config.kv_cache_dtype)
+            if is_eagle3_folder(folder := draft_folder(self.config.draft_model)):
+                return EagleWeights(self.config, folder, self._dtype, cache_type)
+            return DraftWeights(self.config, folder, cache_type)
+
+    def _load_model(self, draft_block_bytes: int) -> ModelMemory:
+        """Load the weights and allocate as many blocks as the remaining memory holds, and a draft model as many."""
         shard = UNSHARDED if self._group is None else self._group.shard
         load = weight_loader(self.config, self.folder, self._dtype, self._device, shard)
         decoder = load()
@@ -151,7 +191,7 @@ class Worker(ABC):
             computed_on=self._device,
         )
         self.block_shape = shape
-        num_blocks, num_offload_blocks = self._agree_on_blocks(shape)
+        num_blocks, num_offload_blocks = self._agree_on_blocks(shape, draft_block_bytes)
         self.num_blocks = num_blocks - self.num_scratch  # of the pool, for requests
         self.max_model_len = min(self.longest_sequence, self.num_blocks * self.config.block_size)
         prepare = self._preparation()
@@ -161,10 +201,10 @@ class Worker(ABC):
             sizes = {"num_blocks": num_blocks, "num_offload_blocks": num_offload_blocks}
             return ModelMemory(decoder, load_again, shape, device=self._device, **sizes)
 
-    def _agree_on_blocks(self, shape: BlockShape) -> list[int]:
+    def _agree_on_blocks(self, shape: BlockShape, draft_block_bytes: int) -> list[int]:
         """Count the blocks of both pools that all ranks have memory for."""
         host_bytes = shape.num_bytes * self.config.num_ranks  # ranks share the host's memory
-        block_bytes = host_bytes if self._device.type == "cpu" else shape.num_bytes
+        block_bytes = draft_block_bytes + (host_bytes if self._device.type == "cpu" else shape.num_bytes)
         reserved_bytes = 0  # GPU memory for activations, and for graphs, which are captured after the allocation
         if self._device.type == "cuda":
             padding, has_graphs = self.num_padding_tokens, self._uses_graphs
@@ -281,8 +321,16 @@ class Seq2SeqWorker(StaticWorker):
 
 
 def _prepare(
-    dtype: torch.dtype, device: torch.device, max_model_len: int, longest_sequence: int, decoder: Decoder
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int,
+    longest_sequence: int,
+    states_read: Sequence[int],
+    decoder: Decoder,
 ) -> None:
+    if states_read:
+        assert isinstance(decoder, CausalDecoder), "checked before"
+        decoder.read_states(states_read)
     # Some rotary scalings depend on the longest sequence: the allowed one, since what fits differs by machine.
     decoder.prepare(dtype, device, max_model_len, longest_sequence)
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+from rayinfer.engine.drafting.prompt_lookup import PromptLookup
+from rayinfer.engine.drafting.recent_answers import RecentAnswers
 from rayinfer.errors import EngineDead
 from rayinfer.protocols import Pause, Resume
 from support.fakes.fake_executor import EOS, INVALID, drive, expected_tokens, mixed_answer, numbers
@@ -203,3 +205,58 @@ def test_an_engine_that_dies_with_drafts_in_a_step_says_so():
     driven.executor.failure = lambda context: EngineDead("gone")
     with pytest.raises(EngineDead):
         driven.step()
+
+
+def drive_with_memory(**settings):
+    recent = RecentAnswers(1 << 20)
+    return recent, drive(drafter=PromptLookup(recent), recent_answers=recent, **settings)
+
+
+def test_an_answer_that_a_tenant_got_before_is_drafted_for_it_alone():
+    recent, driven = drive_with_memory(speculation=4)
+    ask = {"max_tokens": 13, "tenant": "a"}
+    driven.add("first", numbers(6), **ask)
+    driven.run()
+    assert driven.engine.stats.accepted_draft_tokens_total == 0
+    others = [{"tenant": "b"}, {"cache_salt": "b"}, {"adapter": "b"}]
+    for number, other in enumerate(others):
+        driven.add(f"other{number}", numbers(6), **ask | other)
+        driven.run()
+    assert driven.engine.stats.num_drafts_total == 0
+    driven.add("again", numbers(6), **ask)
+    driven.run()
+    assert driven.tokens["again"] == driven.tokens["first"] == expected_tokens(numbers(6), 13)
+    assert driven.engine.stats.accepted_draft_tokens_total == 9  # all but the first token and those behind drafts
+    driven.scheduler.drop_computed()
+    assert recent.num_bytes == 0
+
+
+def test_answers_that_do_not_draft_or_failed_are_not_kept():
+    recent, driven = drive_with_memory(speculation="off")
+    driven.add("a", numbers(6))
+    driven.run()
+    assert recent.num_bytes == 0
+    driven.add("b", numbers(6), speculation="auto")
+    driven.run()
+    assert recent.num_bytes > 0
+    recent, driven = drive_with_memory(answer=lambda context: INVALID if len(context) == 9 else mixed_answer(context))
+    driven.add("a", numbers(6), max_tokens=9)
+    driven.run()
+    assert driven.reasons() == {"a": "error"}
+    assert recent.num_bytes == 0
+
+
+def test_a_trace_says_what_became_of_the_drafts():
+    driven = drive(drafter=Guesses(2, wrong=[1]), speculation=4, num_blocks=8, block_size=4, num_offload_blocks=8)
+    for start in range(3):
+        driven.add(f"r{start}", numbers(9, start), max_tokens=14, trace=True)
+    driven.run()
+    stats = driven.engine.stats
+    assert stats.num_preemptions_total > 0
+    events = [event for end in driven.ends.values() for event in end.trace if event.name == "speculated"]
+    assert len(events) == 3
+    drafted, accepted = (sum(event.details[name] for event in events) for name in ("draft_tokens", "accepted_tokens"))
+    assert (drafted, accepted) == (stats.draft_tokens_total, stats.accepted_draft_tokens_total)
+    driven.add("off", numbers(9), speculation="off", trace=True)
+    driven.run()
+    assert "speculated" not in [event.name for event in driven.ends["off"].trace]
