@@ -22,7 +22,7 @@ class Claim(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """Whether no other router had the claim, and the item as it is behind that."""
+    """Reply to a claim: whether no other router had it, and the item as it is behind that."""
 
     is_free: bool
     content: bytes | None
