@@ -95,6 +95,11 @@ class EngineConfig(BaseModel):
     kv_store_folder: str | None = Field(
         None, min_length=1, description="folder of kv_store_disk_gib (default: kv-store in the cache folder)"
     )
+    kv_transfer: bool = Field(
+        False,
+        description="fetch KV blocks of a prompt that an engine on another machine has, over TCP, where a router finds"
+        " that shorter than computing them; needs kv_store_gib",
+    )
     kv_cache_dtype: Literal["auto", "int8", "fp8"] = Field(
         "auto",
         description="eight bits for keys and values, int8 on CPUs and fp8 on GPUs; auto is the model's dtype",
@@ -242,6 +247,8 @@ class EngineConfig(BaseModel):
     @model_validator(mode="after")
     def _store_has_memory_and_prefixes(self) -> Self:
         if self.kv_store_gib is None:
+            if self.kv_transfer:
+                raise ValueError("kv_transfer needs kv_store_gib: blocks are fetched into that store")
             if self.kv_store_disk_gib is not None or self.kv_store_folder is not None:
                 raise ValueError("kv_store_disk_gib and kv_store_folder need kv_store_gib")
             return self

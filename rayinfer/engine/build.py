@@ -18,7 +18,7 @@ from rayinfer.engine.drafting.grammar_drafter import GrammarDrafter
 from rayinfer.engine.drafting.prompt_lookup import PromptLookup
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.engine.loop.schedule_recorder import ScheduleRecorder
-from rayinfer.engine.machine_store import check_store_settings, open_transfers
+from rayinfer.engine.machine_store import check_store_settings, open_stored_blocks, open_transfers
 from rayinfer.engine.plan.executor import Executor
 from rayinfer.engine.plan.step_plan import Int32Array
 from rayinfer.engine.ranks.rank_coordinates import any_device
@@ -153,7 +153,12 @@ def _assemble(
     if recorder is not None:
         parts |= {"recorder": recorder, "clock": recorder.clock}
     if seq2seq is None:
-        return Engine(**parts, seed=config.seed)
+        engine = Engine(**parts, seed=config.seed)
+        if config.kv_transfer:
+            engine.stored_blocks = open_stored_blocks(
+                config, worker.folder, worker.block_shape, **_of_blocks(model, worker)
+            )
+        return engine
     return EncoderDecoderEngine(seq2seq=seq2seq, **parts, seed=config.seed)
 
 
@@ -167,10 +172,15 @@ def _stored_prefixes(model: ModelConfig, worker: Worker, block_manager: BlockMan
         worker.folder,
         worker.block_shape,
         worker.block_views,
-        longest_sequence=worker.longest_sequence,
-        kernels=_kernels(any_device(), torch_dtype(worker.config.dtype, model)),
+        **_of_blocks(model, worker),
     )
     return StoredPrefixes(block_manager, open_store)
+
+
+def _of_blocks(model: ModelConfig, worker: Worker) -> dict[str, Any]:
+    """Return what tells a store's blocks from those of other engines, beside the settings."""
+    kernels = _kernels(any_device(), torch_dtype(worker.config.dtype, model))
+    return {"longest_sequence": worker.longest_sequence, "kernels": kernels}
 
 
 def _offload(worker: Worker) -> KVOffload | None:

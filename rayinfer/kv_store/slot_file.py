@@ -40,6 +40,7 @@ class SlotFile:
     """
 
     def __init__(self, path: Path, wanted: FileHeader, *, timeout_s: float = 5.0) -> None:
+        self.path = path
         locked = open_locked(path, wanted, timeout_s)
         self.layout = layout = locked.header.layout
         self._descriptor = locked.descriptor

@@ -55,6 +55,10 @@ class ServiceMetrics:
         """Count a stream that migrates, as its engine was lost or drained."""
         self._counts(model).migrations += 1
 
+    def stream_handed_over(self, model: str) -> None:
+        """Count a stream that a decode engine continues after a prefill engine computed its prompt."""
+        self._counts(model).handovers += 1
+
     def engine_lost(self, model: str) -> None:
         """Count an engine that ended without being drained."""
         self._counts(model).engines_lost += 1

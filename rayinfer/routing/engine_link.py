@@ -11,7 +11,7 @@ from rayinfer.credits import credits_of_each
 from rayinfer.errors import EngineDead, EngineLeaving
 from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits, TickWatch
 from rayinfer.outputs import EngineStats, StepMessage, TraceEvent
-from rayinfer.protocols import ControlAction, EngineClient, GenerationRequest, ModelDescription
+from rayinfer.protocols import ControlAction, EngineClient, GenerationRequest, KVAddress, ModelDescription
 from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.engine_choice import EngineLoad, RequestCost, cost_of_choice
 
@@ -48,10 +48,12 @@ class EngineLink:
         on_lost: Callable[[str, str], None],
         on_trace: Callable[[str, list[TraceEvent]], None],
         is_replaceable: Callable[[], bool] = lambda: True,
+        kv_address: KVAddress | None = None,
         limits: LivenessLimits = DEFAULT_LIMITS,
     ) -> None:
         self.name = name
         self.description = description
+        self.kv_address = kv_address  # of the engine's process, where it serves KV blocks to other engines
         self.load = EngineLoad()
         # Until its first report, it is assumed to have no other router; without credits it would get the whole queue.
         self.stats = EngineStats(

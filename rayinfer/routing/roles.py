@@ -1,0 +1,47 @@
+"""Roles of engines: prefill engines compute long prompts, decode engines continue their streams."""
+
+from collections.abc import Collection
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rayinfer.config import describe_validation_error
+from rayinfer.errors import ConfigError
+
+
+class RoleSettings(BaseModel):
+    """How many engines of a model have each role, and which prompts are long."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    prefill: int = Field(ge=1, le=1024, description="engines that compute long prompts")
+    decode: int = Field(ge=1, le=1024, description="engines that compute all other prompts, and all further tokens")
+    min_prompt_tokens: int = Field(
+        1024, ge=1, description="prompt tokens that no decode engine has cached, from which on a prompt is long"
+    )
+
+    @property
+    def num_engines(self) -> int:
+        """Return the number of engines of both roles."""
+        return self.prefill + self.decode
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `prefill=1,decode=2`, with `min_prompt_tokens=...` where it is not the default; raises ConfigError."""
+        settings: dict[str, Any] = {}
+        for part in text.split(","):
+            name, separator, value = (piece.strip() for piece in part.partition("="))
+            if not separator or not name:
+                raise ConfigError(f"roles: prefill=1,decode=2 is their form, got {text!r}")
+            settings[name.replace("-", "_")] = value
+        try:
+            return cls.model_validate(settings)
+        except ValidationError as error:
+            raise ConfigError(f"roles: {describe_validation_error(error)}") from None
+
+
+def prefill_engines(names: Collection[str], roles: RoleSettings | None) -> frozenset[str]:
+    """Return which of these engines have the role prefill: every router chooses the same, and leaves one to decode."""
+    if roles is None:
+        return frozenset()
+    return frozenset(sorted(names)[: min(roles.prefill, len(names) - 1)])
