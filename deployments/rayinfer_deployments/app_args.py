@@ -133,16 +133,6 @@ class ModelArgs(EngineConfig):
             raise ValueError("num_replicas and autoscaling exclude each other: give one of them")
         return self
 
-    @field_validator("roles", mode="before")
-    @classmethod
-    def _roles_may_be_text(cls, roles: Any) -> Any:
-        if not isinstance(roles, str):
-            return roles
-        try:
-            return RoleSettings.parse(roles)
-        except ConfigError as error:
-            raise ValueError(str(error).removeprefix("roles: ")) from None
-
     @model_validator(mode="after")
     def _roles_have_a_store(self) -> Self:
         if self.roles is not None and self.kv_store_gib is None:

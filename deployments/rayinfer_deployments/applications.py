@@ -124,7 +124,7 @@ def _router_settings(args: LLMAppArgs) -> dict[str, Any]:
     # A router keeps the bound of its queue where others allow more engines, rather than give way to another router.
     scaling = [scaling and asdict(replace(scaling, max_replicas=1)) for scaling in map(_router_scaling, args.models)]
     roles = [model.roles and model.roles.model_dump() for model in args.models]
-    optional = {"scaling": scaling, "roles": roles}
+    optional: dict[str, list[Any]] = {"scaling": scaling, "roles": roles}
     return settings | {"models": models} | {name: each for name, each in optional.items() if any(each)}
 
 

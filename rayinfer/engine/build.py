@@ -33,6 +33,7 @@ from rayinfer.engine.worker.worker import Worker, build_worker
 from rayinfer.errors import ConfigError
 from rayinfer.grammars.compiler import GrammarCompiler
 from rayinfer.kv_cache.block_manager import BlockManager
+from rayinfer.kv_transfer.stored_blocks import StoredBlocks
 from rayinfer.models.encoder_decoder_config import Seq2SeqSettings
 from rayinfer.models.generation_config import default_sampling_params
 from rayinfer.models.loader import torch_dtype
@@ -142,23 +143,14 @@ def _assemble(
         device=_device(any_device(), config.num_ranks),
     )
     _logger.info("engine for %s: %s", description.name, description.capacity)
-    parts: dict[str, Any] = {
-        "description": description,
-        "scheduler": scheduler,
-        "executor": executor,
-        "grammars": worker.grammars,
-    }
+    parts: dict[str, Any] = {"description": description, "scheduler": scheduler, "executor": executor}
+    parts |= {"grammars": worker.grammars, "stored_blocks": _stored_blocks(model, worker)}
     if recorder is None and given.record_schedule is not None:
         recorder = FileRecorder(Path(given.record_schedule), _recorded(given, config, worker.num_blocks))
     if recorder is not None:
         parts |= {"recorder": recorder, "clock": recorder.clock}
     if seq2seq is None:
-        engine = Engine(**parts, seed=config.seed)
-        if config.kv_transfer:
-            engine.stored_blocks = open_stored_blocks(
-                config, worker.folder, worker.block_shape, **_of_blocks(model, worker)
-            )
-        return engine
+        return Engine(**parts, seed=config.seed)
     return EncoderDecoderEngine(seq2seq=seq2seq, **parts, seed=config.seed)
 
 
@@ -175,6 +167,13 @@ def _stored_prefixes(model: ModelConfig, worker: Worker, block_manager: BlockMan
         **_of_blocks(model, worker),
     )
     return StoredPrefixes(block_manager, open_store)
+
+
+def _stored_blocks(model: ModelConfig, worker: Worker) -> StoredBlocks | None:
+    """Open that store for transfers between machines, if the settings have them."""
+    if not worker.config.kv_transfer:
+        return None
+    return open_stored_blocks(worker.config, worker.folder, worker.block_shape, **_of_blocks(model, worker))
 
 
 def _of_blocks(model: ModelConfig, worker: Worker) -> dict[str, Any]:

@@ -224,13 +224,13 @@ class EngineSet:
                 candidates.append(Candidate(link.name, link.load, num_cached, num_blocks))
         if not candidates:
             return None
-        candidates = self._of_fitting_role(candidates, cost, continues=continues)
-        chosen = choose(candidates)
+        fitting = self._of_fitting_role(candidates, cost, continues=continues)
+        chosen = choose(fitting)
         link = self._note_choice(chosen, block_hashes)
         return RoutingDecision(
             link,
             chosen.num_cached_tokens,
-            _reason(chosen, candidates),
+            _reason(chosen, fitting),
             self._find_source(link, chosen.num_cached_tokens, block_hashes),
             chosen.name in self._prefill_names,
         )

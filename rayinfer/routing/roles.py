@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rayinfer.config import describe_validation_error
 from rayinfer.errors import ConfigError
@@ -25,17 +25,21 @@ class RoleSettings(BaseModel):
         """Return the number of engines of both roles."""
         return self.prefill + self.decode
 
+    @model_validator(mode="before")
+    @classmethod
+    def _may_be_text(cls, settings: Any) -> Any:
+        if not isinstance(settings, str):
+            return settings
+        parts = [[piece.strip() for piece in part.split("=")] for part in settings.split(",")]
+        if any(len(part) != 2 for part in parts):
+            raise ValueError("prefill=1,decode=2 is their form")
+        return {name.replace("-", "_"): value for name, value in parts}
+
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read `prefill=1,decode=2`, with `min_prompt_tokens=...` where it is not the default; raises ConfigError."""
-        settings: dict[str, Any] = {}
-        for part in text.split(","):
-            name, separator, value = (piece.strip() for piece in part.partition("="))
-            if not separator or not name:
-                raise ConfigError(f"roles: prefill=1,decode=2 is their form, got {text!r}")
-            settings[name.replace("-", "_")] = value
         try:
-            return cls.model_validate(settings)
+            return cls.model_validate(text)
         except ValidationError as error:
             raise ConfigError(f"roles: {describe_validation_error(error)}") from None
 

@@ -180,12 +180,16 @@ def serve(
             "max_connections_per_address": max_connections_per_address,
             "max_idle_connections": max_idle_connections,
             "max_unfinished_requests": max_unfinished_requests,
-            "batches_folder": str(default_batches_folder() / str(port)),
-            **application_settings,
+            **_with_batches_folder(application_settings, port),
         },
         settings=profile.engine_settings | engine_settings,
     )
     _start_in_environment(service)
+
+
+def _with_batches_folder(settings: dict[str, Any], port: int) -> dict[str, Any]:
+    """Give a service whose settings name no folder of batches one of its port's."""
+    return {"batches_folder": str(default_batches_folder() / str(port)), **settings}
 
 
 def _start_in_environment(service: Service) -> None:

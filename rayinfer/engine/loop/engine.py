@@ -40,6 +40,7 @@ class Engine:
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
         recorder: ScheduleRecorder | None = None,
+        stored_blocks: StoredBlocks | None = None,
     ) -> None:
         self.description = description
         self.scheduler = scheduler
@@ -49,7 +50,7 @@ class Engine:
         self._clock = clock
         self._recorder = recorder
         self._life = LifeCycle()
-        self.stored_blocks: StoredBlocks | None = None  # of the machine's store, with `kv_transfer`
+        self.stored_blocks = stored_blocks  # of the machine's store, with `kv_transfer`
         self.on_plan: Callable[[int], None] = lambda num_tokens: None  # called with the number of tokens of a step
         self.on_ready: Callable[[], None] = lambda: None  # steps wait for nothing but their own results
         self.wait_s = 0.0  # a step is never delayed
