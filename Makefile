@@ -13,7 +13,7 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
 PIP_FLAGS = --disable-pip-version-check $(if $(wildcard $(INSTALLED)),--quiet)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-gpu test-kernels test-faults test-models test-jobs test-optimize test-redis test-clients test-ui test-notebooks test-structured test-dashboards test-cluster test-sanitizer test-wheel check check-k8s check-image image-rootfs wheel format bench clean
+.PHONY: help install serve test test-gpu test-kernels test-faults test-models test-jobs test-optimize test-redis test-clients test-ui test-notebooks test-structured test-dashboards test-cluster test-sanitizer test-wheel check check-k8s manifests check-image image-rootfs wheel format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -119,6 +119,9 @@ check-image: $(INSTALLED) build/hadolint/bin/hadolint ## lint docker/Dockerfile,
 
 image-rootfs: $(INSTALLED) ## build docker/Dockerfile in plain root file systems, as root, with debootstrap and without Docker
 	@exec $(BIN)/python docker/chroot_build.py build/image --target cpu $(ARGS)
+
+manifests: $(INSTALLED) ## write k8s/ anew from k8s/service.yaml, as a new setting of engines needs it
+	@$(BIN)/rayinfer build k8s/service.yaml -o k8s
 
 check-k8s: $(INSTALLED) build/k8s/bin/helm ## check the manifests in k8s/: kustomize, Helm, schemas, random misspellings
 	@PYTHONPATH=build/k8s $(BIN)/python -m pytest -q -m k8s tests/kubernetes $(ARGS)

@@ -30,6 +30,7 @@ from rayinfer_deployments.router.tls import HttpTlsFiles
 DEFAULT_BATCH_LIMITS = BatchLimits()
 
 ENGINE_NUM_CPUS = 0.5  # that Ray sets aside for an engine: it takes what the machine has, whatever that is
+REPLICA_NUM_CPUS = 0.05  # and for what watches it
 
 
 class ModelArgs(EngineConfig):
@@ -121,6 +122,11 @@ class ModelArgs(EngineConfig):
             return self.surge_percent
         # Two or more stand in for each other; a GPU that is free for a moment only is rare.
         return 100 if (self.autoscaling or self.num_replicas == 1) and not self.num_gpus else 0
+
+    @property
+    def fewest_replicas(self) -> int:
+        """Return the smallest possible number of engines."""
+        return self.num_replicas if self.autoscaling is None else self.autoscaling.min_replicas
 
     @property
     def most_replicas(self) -> int:
@@ -360,21 +366,6 @@ class LLMAppArgs(BaseModel):
         if self.grpc_port is not None and self.grpc_port == self.listen_port:
             raise ValueError(f"grpc_port and listen_port must differ, got {self.grpc_port} for both")
         return self
-
-
-def with_gpus_for_ranks(args: LLMAppArgs, num_gpus: float) -> LLMAppArgs:
-    """Set a GPU aside for each rank of the engines that have several, as far as `num_gpus` reach for all of a model's.
-
-    Models that set their own number are left as they are.
-    """
-    models = []
-    for model in args.models:
-        wanted = model.num_replicas * model.num_ranks
-        if model.num_ranks > 1 and "num_gpus" not in model.model_fields_set and wanted <= num_gpus:
-            num_gpus -= wanted
-            model = model.model_copy(update={"num_gpus": 1.0})
-        models.append(model)
-    return args.model_copy(update={"models": models})
 
 
 def with_environment_keys(args: LLMAppArgs) -> LLMAppArgs:

@@ -12,7 +12,7 @@ from ray.serve import Application
 
 from rayinfer import __version__
 from rayinfer.traces.generation_span import check_extra_is_installed
-from rayinfer_deployments.app_args import LLMAppArgs, ModelArgs, with_environment_keys
+from rayinfer_deployments.app_args import REPLICA_NUM_CPUS, LLMAppArgs, ModelArgs, with_environment_keys
 from rayinfer_deployments.discovery.addressed_request_router import addressed_routing
 from rayinfer_deployments.discovery.autoscaling_policy import serve_autoscaling
 from rayinfer_deployments.discovery.router_per_node import router_on_every_node
@@ -22,7 +22,6 @@ from rayinfer_deployments.router.routed_models import RouterModel, RouterScaling
 from rayinfer_deployments.router.router import ListenAddress, Router
 
 ROUTER = "router"
-REPLICA_NUM_CPUS = 0.05  # it only watches
 LEAST_NUM_CPUS = 0.001  # no bundle may be empty
 HEALTH_CHECK_PERIOD_S = 0.5  # Serve acts on the third failure, or at once when the process is gone
 HEALTH_CHECK_TIMEOUT_S = 30.0  # a busy machine answers late

@@ -5,7 +5,8 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from functools import partial
+from typing import Protocol, TypeVar
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -30,23 +31,43 @@ _MAX_MESSAGE_CHARS = 400
 Result = TypeVar("Result")
 
 
+class Run(Protocol):
+    """Function that runs work."""
+
+    def __call__(self, work: Callable[[], Result], /) -> Result:
+        """Run it and return its result."""
+        ...
+
+
+def call(work: Callable[[], Result], /) -> Result:
+    """Run work in the caller's thread."""
+    return work()
+
+
 def compile_grammar(
-    spec: StructuredOutputsParams, tokenizer: LLTokenizer, special_tokens: tuple[str, ...] = ()
+    spec: StructuredOutputsParams, tokenizer: LLTokenizer, special_tokens: tuple[str, ...] = (), run: Run = call
 ) -> LLMatcher:
-    """Compile a grammar and compute its first mask; raises InvalidParameter with the limit or keyword at fault."""
+    """Compile a grammar and compute its first mask; raises InvalidParameter with the limit or keyword at fault.
+
+    `run` is given the part that takes long, which does without the interpreter's lock.
+    """
     try:
         text = grammar_text(spec, special_tokens)
     except InvalidParameter:
         raise
     except (ValueError, AssertionError) as error:
         raise _refusal(spec, str(error)) from None
-    limits = LLParserLimits(**LIMITS, verbose_errors=False)  # type: ignore[arg-type]
-    matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
-    # Some limits are only met by a mask, or behind the tokens that every answer begins with.
-    problem = _error_at(matcher) or _error_at(_after_forced_tokens(matcher))
+    matcher, problem = run(partial(_compile_text, text, tokenizer))
     if problem is not None:
         raise _refusal(spec, problem)
     return matcher
+
+
+def _compile_text(text: str, tokenizer: LLTokenizer) -> tuple[LLMatcher, str | None]:
+    limits = LLParserLimits(**LIMITS, verbose_errors=False)  # type: ignore[arg-type]
+    matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
+    # Some limits are only met by a mask, or behind the tokens that every answer begins with.
+    return matcher, _error_at(matcher) or _error_at(_after_forced_tokens(matcher))
 
 
 def _error_at(matcher: LLMatcher) -> str | None:
@@ -75,19 +96,29 @@ def grammar_digest(spec: StructuredOutputsParams) -> bytes:
     return hashlib.sha256(msgspec.msgpack.encode(spec)).digest()
 
 
-class LowPriorityThread:
-    """Runs one piece of work after the other, below the priority of the threads that serve."""
+class CompilationThreads:
+    """Two threads that do one compilation after the other, below the priority of the threads that serve.
+
+    Only what does without the interpreter's lock is done at low priority: a thread that waits for a core while it has
+    the lock holds up every other thread of the process.
+    """
 
     def __init__(self, name: str) -> None:
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=_lower_priority)
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._low = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-low", initializer=_lower_priority)
 
     def submit(self, work: Callable[[], Result]) -> Future[Result]:
-        """Queue a piece of work."""
+        """Queue a compilation, which may call `run_low`."""
         return self._executor.submit(work)
+
+    def run_low(self, work: Callable[[], Result], /) -> Result:
+        """Run a part of a compilation at low priority."""
+        return self._low.submit(work).result()
 
     def close(self) -> None:
         """Drop what is queued."""
         self._executor.shutdown(wait=False, cancel_futures=True)
+        self._low.shutdown(wait=False)
 
 
 def _lower_priority() -> None:

@@ -1,5 +1,6 @@
 """Compiler of grammars for one model's tokens."""
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from weakref import WeakValueDictionary
 from llguidance import LLMatcher, LLTokenizer
 
 from rayinfer.errors import InvalidParameter
-from rayinfer.grammars.compilation import LowPriorityThread, compile_grammar, grammar_digest
+from rayinfer.grammars.compilation import CompilationThreads, Run, call, compile_grammar, grammar_digest
 from rayinfer.grammars.spec import StructuredOutputsParams
 
 MAX_LATEST_GRAMMARS = 64
@@ -35,7 +36,7 @@ class CompiledGrammar:
 class GrammarCompiler:
     """Compiles grammars and keeps the latest ones, and those in use; may be used from any thread.
 
-    `read_tokenizer` is called when the first grammar is compiled.
+    `read_tokenizer` is called by `prepare`, or when the first grammar is compiled.
     """
 
     def __init__(
@@ -49,14 +50,18 @@ class GrammarCompiler:
         self._latest: OrderedDict[bytes, CompiledGrammar] = OrderedDict()
         self._compiled: WeakValueDictionary[bytes, CompiledGrammar] = WeakValueDictionary()
         self._lock = threading.Lock()
-        self._thread = LowPriorityThread("grammars")
+        self._threads = CompilationThreads("grammars")
 
     def has(self, spec: StructuredOutputsParams) -> bool:
         """Return whether the grammar is compiled."""
         with self._lock:
             return grammar_digest(spec) in self._compiled
 
-    def compile(self, spec: StructuredOutputsParams) -> CompiledGrammar:
+    def prepare(self) -> None:
+        """Read the tokenizer, in a thread of its own: it holds the interpreter's lock for tenths of a second."""
+        threading.Thread(target=self._prepare, name="grammar-tokenizer", daemon=True).start()
+
+    def compile(self, spec: StructuredOutputsParams, run: Run = call) -> CompiledGrammar:
         """Compile the grammar, if it is not; raises InvalidParameter."""
         digest = grammar_digest(spec)
         with self._lock:
@@ -64,13 +69,13 @@ class GrammarCompiler:
             if compiled is not None:
                 return self._used(digest, compiled)
             tokenizer = self._loaded_tokenizer()
-        compiled = CompiledGrammar(compile_grammar(spec, tokenizer, self._special_tokens))
+        compiled = CompiledGrammar(compile_grammar(spec, tokenizer, self._special_tokens, run))
         with self._lock:
             return self._used(digest, compiled)
 
     def start(self, spec: StructuredOutputsParams) -> Future[CompiledGrammar]:
         """Compile the grammar in a thread of low priority."""
-        return self._thread.submit(lambda: self.compile(spec))
+        return self._threads.submit(lambda: self.compile(spec, self._threads.run_low))
 
     def matcher(self, spec: StructuredOutputsParams) -> LLMatcher:
         """Return a matcher of its own for one answer, compiling the grammar if need be; raises InvalidParameter."""
@@ -80,7 +85,7 @@ class GrammarCompiler:
 
     def close(self) -> None:
         """Drop what waits to be compiled."""
-        self._thread.close()
+        self._threads.close()
 
     def _used(self, digest: bytes, compiled: CompiledGrammar) -> CompiledGrammar:
         self._compiled[digest] = self._latest[digest] = compiled
@@ -88,6 +93,10 @@ class GrammarCompiler:
         while len(self._latest) > MAX_LATEST_GRAMMARS:
             self._latest.popitem(last=False)
         return compiled
+
+    def _prepare(self) -> None:
+        with self._lock, contextlib.suppress(InvalidParameter):  # which the first grammar meets again
+            self._loaded_tokenizer()
 
     def _loaded_tokenizer(self) -> LLTokenizer:
         if self._tokenizer is None:

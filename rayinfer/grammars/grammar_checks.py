@@ -7,7 +7,7 @@ from functools import lru_cache
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from rayinfer.errors import InvalidParameter
-from rayinfer.grammars.compilation import LowPriorityThread, compile_grammar, grammar_digest
+from rayinfer.grammars.compilation import CompilationThreads, Run, compile_grammar, grammar_digest
 from rayinfer.grammars.spec import StructuredOutputsParams
 
 MAX_VERDICTS = 4096
@@ -33,7 +33,7 @@ class GrammarChecks:
     """Compiles each grammar once, in a thread of low priority, one at a time, and keeps the verdict."""
 
     def __init__(self) -> None:
-        self._thread = LowPriorityThread("grammar-checks")
+        self._threads = CompilationThreads("grammar-checks")
         self._verdicts: OrderedDict[tuple[bytes, tuple[str, ...]], str | None] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -44,7 +44,7 @@ class GrammarChecks:
             is_known = key in self._verdicts
             verdict = self._verdicts.get(key)
         if not is_known:
-            verdict = self._thread.submit(lambda: _verdict(spec, special_tokens)).result()
+            verdict = self._threads.submit(lambda: _verdict(spec, special_tokens, self._threads.run_low)).result()
             with self._lock:
                 self._verdicts[key] = verdict
                 while len(self._verdicts) > MAX_VERDICTS:
@@ -59,9 +59,9 @@ def _byte_tokenizer(special_tokens: tuple[str, ...]) -> LLTokenizer:
     return LLTokenizer(TokenizerWrapper(tokenizer), n_vocab=len(tokenizer.tokens))
 
 
-def _verdict(spec: StructuredOutputsParams, special_tokens: tuple[str, ...]) -> str | None:
+def _verdict(spec: StructuredOutputsParams, special_tokens: tuple[str, ...], run: Run) -> str | None:
     try:
-        compile_grammar(spec, _byte_tokenizer(special_tokens), special_tokens)
+        compile_grammar(spec, _byte_tokenizer(special_tokens), special_tokens, run)
     except InvalidParameter as error:
         return error.message
     return None

@@ -148,12 +148,16 @@ class Predictor:
         return [labels[index] for index in best] if isinstance(inputs, list) else labels[int(best)]
 
     def classify(
-        self, inputs: Sequence[Any], *, top_k: int | None = None, truncate: bool = False
-    ) -> list[list[LabelScore]]:
-        """Return each input's labels with their scores, best first; `top_k` None: all."""
+        self, inputs: Any, *, top_k: int | None = None, truncate: bool = False
+    ) -> list[LabelScore] | list[list[LabelScore]]:
+        """Return each input's labels with their scores, best first; `top_k` None: all.
+
+        Of an input that is no list it is one list of labels.
+        """
         check_task(self._open, "classify", "classify")
-        numbers = self._arrays("classify", inputs, truncate=truncate)
-        return [label_scores(prediction_output(array), self.description, top_k=top_k) for array in numbers]
+        numbers = self._arrays("classify", inputs if isinstance(inputs, list) else [inputs], truncate=truncate)
+        scores = [label_scores(prediction_output(array), self.description, top_k=top_k) for array in numbers]
+        return scores if isinstance(inputs, list) else scores[0]
 
     def token_classify(
         self,

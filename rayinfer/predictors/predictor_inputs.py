@@ -86,10 +86,11 @@ def make_item(
         return _text_item(tokenizer, task, value, place, runner.max_input_tokens, truncate=truncate)
     if runner.description.image_size:
         pixels, is_resized = _image(value, place, shape)
-        return RunnerItem(task=task, pixels=pixels, is_resized=is_resized)
+        return RunnerItem(task=task, pixels=pixels, is_resized=is_resized, name=place)
     if not isinstance(value, Mapping):
         raise InvalidParameter(f"{place} must be tensors by name, got {shown(value)}", "inputs")
-    return RunnerItem(task=task, tensors={str(name): np.asarray(tensor) for name, tensor in value.items()})
+    tensors = {str(name): np.asarray(tensor) for name, tensor in value.items()}
+    return RunnerItem(task=task, tensors=tensors, name=place)
 
 
 def _text_item(
@@ -112,23 +113,24 @@ def _text_item(
         )
     if not token_ids:
         raise InvalidParameter(f"{place} has no tokens", "inputs")
-    return RunnerItem(task=task, token_ids=token_ids, num_first_tokens=num_first_tokens)
+    return RunnerItem(task=task, token_ids=token_ids, num_first_tokens=num_first_tokens, name=place)
 
 
 def _image(value: Any, place: str, shape: ImageShape | None) -> tuple[npt.NDArray[Any], bool]:
     """Return pixels and whether they have the model's size.
 
-    Accepted are a file's path or bytes, arrays, and images of Pillow in RGB, which numpy reads.
+    Accepted are a file's path or bytes, arrays, and images of Pillow.
     """
     if isinstance(value, str | Path):
         value = _file(Path(value), place)
-    if isinstance(value, bytes):
-        return _decoded(value, place, shape), shape is not None
-    pixels = np.asarray(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return _decoded(bytes(value), place, shape), shape is not None
+    is_of_pillow = hasattr(value, "mode") and hasattr(value, "convert")
+    pixels = np.asarray(value.convert("RGB") if is_of_pillow else value)
     if pixels.dtype not in (np.uint8, np.float32):
         raise InvalidParameter(
-            f"{place} must be a path, the bytes of a JPEG, PNG or WebP file, an array of uint8 [height, width, 3], or"
-            f" one of float32 [3, height, width] that is normalized, got {shown(value)}",
+            f"{place} must be a path, the bytes of a JPEG, PNG or WebP file, an image of Pillow, an array of uint8"
+            f" [height, width, 3], or one of float32 [3, height, width] that is normalized, got {shown(value)}",
             "inputs",
         )
     return pixels, False

@@ -23,6 +23,7 @@ class RunnerItem:
     pixels: npt.NDArray[Any] | None = None  # uint8 [height, width, 3]; float32 [3, height, width]: normalized already
     is_resized: bool = True  # pixels have the model's size, as engines decode images; false: any size
     tensors: NamedTensors = field(default_factory=dict)
+    name: str = ""  # in errors; without one it is its number in the batch
 
 
 class Runner(Protocol):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rayinfer_deployments.kubernetes.ray_pods import CACHE, HOME, MODELS, USER_ID
+from rayinfer_deployments.kubernetes.pod_parts import CACHE, HOME, MODELS, USER_ID
 from rayinfer_deployments.strict_yaml import load_strictly
 
 ROOT = Path(__file__).parents[2]

@@ -1,5 +1,6 @@
 """The Helm chart makes the same objects as kustomize, and refuses values that it does not know."""
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from rayinfer_deployments.kubernetes.kustomize_files import overlaid
 from rayinfer_deployments.kubernetes.manifests import manifests
 from support.kubernetes.kubernetes_tools import K8S, TOOLS, objects_in, run_tool
 from support.kubernetes.manifest_rules import manifest_mistakes
+from support.kubernetes.refused_services import REFUSED, SMALL
 
 pytestmark = pytest.mark.k8s
 
@@ -54,7 +56,6 @@ def test_unknown_values_are_refused(setting: str) -> None:
     assert setting.partition("=")[0].rpartition(".")[2] in done.stderr
 
 
-SMALL = {"app": {"models": [{"model": "smollm2-135m"}]}, "workers": [{"name": "workers"}]}
 ODD_SERVICES = {
     "bucket": {"storage": {"kind": "bucket", "csi_driver": "gcsfuse.csi.storage.gke.io", "csi_attributes": {"b": "c"}}},
     "claim": {"storage": {"kind": "pvc", "claim": "weights"}, "name": "other", "image_pull_secrets": ["registry"]},
@@ -107,6 +108,30 @@ ODD_SERVICES = {
             "interval_s": 5,
         },
     },
+    "environment": {
+        "env": {"B": "1e3", "A": "it's 'x'"},
+        "env_secrets": ["hub", "other"],
+        "auth": {},
+        "storage": {"kind": "init", "init_command": ["hf", "download", "a/b"]},
+    },
+    "machines": {
+        "head": {"tolerations": [{"operator": "Exists"}], "priority_class": "high", "runtime_class": "gvisor"},
+        "workers": [
+            {"name": "a", "tolerations": [{"key": "n/spot", "value": "1", "effect": "NoExecute", "seconds": 0}]},
+            {"name": "b", "gpus": 1, "runtime_class": "nvidia", "tolerations": [{"key": "a", "operator": "Exists"}]},
+        ],
+    },
+    "kserve-machines": {
+        "kserve": {},
+        "env": {"A": "b"},
+        "env_secrets": ["hub"],
+        "workers": [{"name": "a", "gpus": 1, "priority_class": "high", "tolerations": [{"key": "a", "value": "b"}]}],
+    },
+    "job-machines": {
+        "batch": {"input": "/data/a", "output": "/data/b"},
+        "head": {"node_selector": {"pool": "a"}, "tolerations": [{"key": "a"}]},
+        "image_pull_secrets": ["registry"],
+    },
     "route": {
         "ingress": {"gateway": "g", "gateway_namespace": "n"},
         "name": "y",
@@ -125,6 +150,27 @@ def test_both_agree_on_every_setting(name: str, tmp_path: Path) -> None:
     expected = manifests(overlaid(SMALL, ODD_SERVICES[name]))
     assert comparable(objects_in(done)) == comparable(expected)
     assert [mistake for manifest in expected for mistake in manifest_mistakes(manifest, tmp_path)] == []
+
+
+@pytest.fixture(scope="module")
+def small_chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("small")
+    for path, text in helm_files(SMALL, {}).items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    return folder / "helm/rayinfer"
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED)
+def test_the_chart_refuses_what_build_refuses(changes: dict[str, Any], message: str, small_chart: Path) -> None:
+    values = small_chart.parent / "values.yaml"
+    values.write_text(yaml.safe_dump(changes))
+    done = subprocess.run(
+        [TOOLS / "helm", "template", "r", small_chart, "-f", values], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode != 0, "the chart takes it"
+    if not any(words in done.stderr for words in ("specifications of the schema", "failed to parse")):
+        assert re.search(message, done.stderr), done.stderr
 
 
 def test_false_and_zero_override_the_defaults(tmp_path: Path) -> None:

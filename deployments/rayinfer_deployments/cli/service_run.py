@@ -91,7 +91,7 @@ def run_service(service: Service, folders: Mapping[str, Path], console: Console)
 
             cluster = ManagedCluster(check) if service.ray_address is None else _attached(service.ray_address, check)
             with cluster, _recorded(service, cluster):
-                prepared = _with_gpus(preparing.result(), phases)
+                prepared = _reserved(preparing.result(), phases, owns_ray=cluster.owns_ray)
                 missing = _missing_settings(service, cluster)
                 for setting in missing:
                     phases.note(f"Ray's environment lacks {setting}")
@@ -143,19 +143,20 @@ def _prepare(service: Service, folders: Mapping[str, Path]) -> Prepared:
     return Prepared(args=args, application=build_llm_app(args))
 
 
-def _with_gpus(prepared: Prepared, phases: Phases) -> Prepared:
-    """Reserve a GPU for each rank of engines with several, where the running cluster has as many."""
-    from rayinfer_deployments.app_args import with_gpus_for_ranks
+def _reserved(prepared: Prepared, phases: Phases, *, owns_ray: bool) -> Prepared:
+    """Reserve what the running cluster has: a GPU for each rank of engines with several, and CPUs for all engines."""
     from rayinfer_deployments.applications import build_llm_app
-    from rayinfer_deployments.cluster.managed_cluster import count_gpus
+    from rayinfer_deployments.cluster.managed_cluster import count_resource
+    from rayinfer_deployments.reservations import with_cpus_that_fit, with_gpus_for_ranks
 
-    num_gpus = count_gpus() if any(model.num_ranks > 1 for model in prepared.args.models) else 0.0
-    if not num_gpus:
-        return prepared
-    args = with_gpus_for_ranks(prepared.args, num_gpus)
-    if args == prepared.args:
-        phases.note(f"Ray has {num_gpus:g} GPUs, too few for a GPU per rank: the ranks compute on CPUs")
-    return Prepared(args=args, application=build_llm_app(args))
+    args = prepared.args
+    if any(model.num_ranks > 1 for model in args.models) and (num_gpus := count_resource("GPU")):
+        args = with_gpus_for_ranks(args, num_gpus)
+        if args == prepared.args:
+            phases.note(f"Ray has {num_gpus:g} GPUs, too few for a GPU per rank: the ranks compute on CPUs")
+    if owns_ray:  # nobody else reserves anything there
+        args = with_cpus_that_fit(args, count_resource("CPU"))
+    return prepared if args == prepared.args else Prepared(args=args, application=build_llm_app(args))
 
 
 def _missing_settings(service: Service, cluster: "Cluster") -> list[str]:

@@ -110,9 +110,9 @@ def start_ray(**settings: object) -> BackgroundCall[object]:
     return BackgroundCall(start)
 
 
-def count_gpus() -> float:
-    """Return the number of GPUs of the Ray that this process is part of."""
-    return float(ray.cluster_resources().get("GPU", 0.0))
+def count_resource(name: str) -> float:
+    """Return how much of a resource (CPU, GPU) the Ray that this process is part of has."""
+    return float(ray.cluster_resources().get(name, 0.0))
 
 
 def make_private_folder() -> Path:

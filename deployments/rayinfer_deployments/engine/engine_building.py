@@ -36,7 +36,9 @@ def build_async_engine(
 
 def _build(config: EngineConfig, folder: Path, rendezvous: RendezvousHost | None) -> SteppedEngine:
     if predictor_kind(folder) is None:
-        return build_engine(config, folder, rendezvous=rendezvous)
+        engine = build_engine(config, folder, rendezvous=rendezvous)
+        engine.prepare_grammars()
+        return engine
     check_predictor_settings(config)  # several ranks are refused before any is waited for
     return build_predictor_engine(config, folder)
 

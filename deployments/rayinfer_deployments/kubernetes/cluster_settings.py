@@ -1,99 +1,26 @@
 """Parts of the file of `rayinfer build` that concern the Kubernetes cluster."""
 
 from ipaddress import ip_network
-from typing import Annotated, Any, Literal, Self
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from rayinfer_deployments.kubernetes.setting_types import (
+    QUANTITY,
+    Cidr,
+    HostName,
+    Labels,
+    Namespace,
+    ObjectName,
+    OptionalName,
+    Settings,
+)
 from rayinfer_deployments.monitoring.objectives import Objectives
-
-QUANTITY = r"^[0-9]+(\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?$"
-BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-LEAST_SHARED_MEMORY = "512Mi"  # the head's; Ray's object store fits into it
 
 PATH = r"^(/data/|[a-z][a-z0-9+]*://)[A-Za-z0-9_./:@%+=-]+$"
 
-# What Kubernetes accepts.
-ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
-OptionalName = Annotated[str, Field(pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$")]
-Namespace = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
-HostName = Annotated[str, Field(pattern=r"^(\*\.)?[a-z0-9]([-a-z0-9.]{0,250}[a-z0-9])?$")]
-LabelName = Annotated[
-    str, Field(pattern=r"^([a-z0-9][-a-z0-9.]{0,252}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
-]
-LabelValue = Annotated[str, Field(pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$")]
-Labels = dict[LabelName, LabelValue]
 
-
-def in_bytes(quantity: str) -> float:
-    """Return the number of bytes that a quantity names."""
-    number = quantity.rstrip("kMGTi")
-    return float(number) * BYTES[quantity[len(number) :]]
-
-
-class _Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class HeadSettings(_Settings):
-    """The head's pod: Ray's table and the controller of Serve, and no replicas."""
-
-    cpus: int = Field(default=1, ge=1, description="CPUs of the pod")
-    memory: str = Field(default="4Gi", pattern=QUANTITY, description="memory of the pod")
-    node_selector: Labels = Field(default={}, description="labels that its node must have")
-
-    @model_validator(mode="after")
-    def _memory_holds_the_shared_memory(self) -> Self:
-        if in_bytes(self.memory) <= in_bytes(LEAST_SHARED_MEMORY):
-            raise ValueError(f"memory={self.memory}: {LEAST_SHARED_MEMORY} of it are shared memory")
-        return self
-
-
-class WorkerGroup(_Settings):
-    """Equal pods that hold engines and routers."""
-
-    name: str = Field(default="workers", pattern=r"^[a-z]([-a-z0-9]{0,18}[a-z0-9])?$", description="name of the group")
-    pods: int = Field(default=1, ge=0, description="pods at the start")
-    min_pods: int | None = Field(default=None, ge=0, description="fewest pods; default: pods")
-    max_pods: int | None = Field(default=None, ge=1, description="most pods; default: pods")
-    cpus: int = Field(default=2, ge=1, description="CPUs of each pod")
-    memory: str = Field(default="4Gi", pattern=QUANTITY, description="memory of each pod, shared memory included")
-    shared_memory: str = Field(default="1Gi", pattern=QUANTITY, description="size of /dev/shm, which counts as memory")
-    gpus: int = Field(default=0, ge=0, description="NVIDIA GPUs of each pod")
-    node_selector: Labels = Field(default={}, description="labels that its nodes must have")
-    spread_over: Literal["kubernetes.io/hostname", "topology.kubernetes.io/zone"] = Field(
-        default="kubernetes.io/hostname", description="what the pods are spread over"
-    )
-    spread_strictly: bool = Field(
-        default=False, description="leave a pod waiting rather than put two beside each other"
-    )
-
-    @property
-    def fewest(self) -> int:
-        """Return the fewest pods."""
-        return self.pods if self.min_pods is None else self.min_pods
-
-    @property
-    def most(self) -> int:
-        """Return the most pods."""
-        return max(1, self.pods) if self.max_pods is None else self.max_pods
-
-    @model_validator(mode="after")
-    def _memory_holds_the_shared_memory(self) -> Self:
-        if in_bytes(self.memory) <= in_bytes(self.shared_memory):
-            raise ValueError(f"shared_memory={self.shared_memory} does not fit into memory={self.memory}")
-        if in_bytes(self.shared_memory) < in_bytes(LEAST_SHARED_MEMORY):
-            raise ValueError(f"shared_memory={self.shared_memory}: Ray's object store needs {LEAST_SHARED_MEMORY}")
-        return self
-
-    @model_validator(mode="after")
-    def _bounds_are_in_order(self) -> Self:
-        if not self.fewest <= self.pods <= self.most:
-            raise ValueError(f"pods={self.pods} does not lie between min_pods={self.fewest} and max_pods={self.most}")
-        return self
-
-
-class StorageSettings(_Settings):
+class StorageSettings(Settings):
     """Source of the model files: `/models` in every worker, and the cache folder beside it."""
 
     kind: Literal["cache", "pvc", "init", "bucket"] = Field(
@@ -130,7 +57,7 @@ class StorageSettings(_Settings):
         return self
 
 
-class AuthSettings(_Settings):
+class AuthSettings(Settings):
     """Secrets that must exist; they are never in the manifests."""
 
     api_keys_secret: ObjectName = Field(
@@ -141,7 +68,7 @@ class AuthSettings(_Settings):
     )
 
 
-class HighAvailabilitySettings(_Settings):
+class HighAvailabilitySettings(Settings):
     """Ray's table in Redis."""
 
     redis_address: str = Field(
@@ -156,7 +83,7 @@ class HighAvailabilitySettings(_Settings):
     redis_storage: str = Field(default="1Gi", pattern=QUANTITY, description="size of its volume")
 
 
-class UpgradeSettings(_Settings):
+class UpgradeSettings(Settings):
     """Replacement of the pods where a change needs it; a change of `app` alone keeps them."""
 
     strategy: Literal["NewCluster", "NewClusterWithIncrementalUpgrade", "None"] = Field(
@@ -174,8 +101,17 @@ class UpgradeSettings(_Settings):
         default=0, ge=0, le=604_800, description="seconds for which the old cluster stays; at least a drain"
     )
 
+    @model_validator(mode="after")
+    def _steps_have_room(self) -> Self:
+        if self.step_size_percent > self.max_surge_percent:
+            raise ValueError(
+                f"step_size_percent={self.step_size_percent} is above max_surge_percent={self.max_surge_percent}:"
+                " requests would move to capacity that is not there"
+            )
+        return self
 
-class NetworkPolicySettings(_Settings):
+
+class NetworkPolicySettings(Settings):
     """Network traffic that is allowed; pods of the service reach each other."""
 
     client_namespaces: list[Namespace] = Field(
@@ -183,7 +119,7 @@ class NetworkPolicySettings(_Settings):
     )
     operator_namespace: Namespace = Field(default="kuberay-system", description="namespace of the KubeRay operator")
     monitoring_namespace: Namespace = Field(default="monitoring", description="namespace of Prometheus")
-    egress_cidrs: list[str] = Field(
+    egress_cidrs: list[Cidr] = Field(
         default=["0.0.0.0/0"], description="networks that may be reached by HTTPS, for model downloads; none: []"
     )
 
@@ -198,7 +134,7 @@ class NetworkPolicySettings(_Settings):
         return cidrs
 
 
-class IngressSettings(_Settings):
+class IngressSettings(Settings):
     """Requests from outside, by the Gateway API."""
 
     gateway: ObjectName = Field(description="name of the Gateway")
@@ -211,7 +147,7 @@ class IngressSettings(_Settings):
     picker_fails_open: bool = Field(default=True, description="requests go on without the picker when it is lost")
 
 
-class BatchSettings(_Settings):
+class BatchSettings(Settings):
     """Offline inference over a file; a retry continues where the last attempt ended."""
 
     input: str = Field(pattern=PATH, description="file of rows; a path below /data or s3://...")
@@ -230,7 +166,7 @@ class BatchSettings(_Settings):
         return self
 
 
-class QueueSettings(_Settings):
+class QueueSettings(Settings):
     """Kueue: the job or service starts when its quota is free."""
 
     name: str = Field(default="rayinfer", pattern=r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$", description="LocalQueue")
@@ -240,7 +176,7 @@ class QueueSettings(_Settings):
     node_labels: Labels = Field(default={}, description="labels of the nodes that the quota is for")
 
 
-class KserveSettings(_Settings):
+class KserveSettings(Settings):
     """KServe: a pod runs `rayinfer serve` and speaks the v2 protocol."""
 
     model_format: str = Field(default="rayinfer", min_length=1, description="format by which the runtime is chosen")
@@ -255,7 +191,7 @@ class KserveSettings(_Settings):
         return self
 
 
-class MonitoringSettings(_Settings):
+class MonitoringSettings(Settings):
     """Objects of the Prometheus operator, and dashboards as ConfigMaps for Grafana's sidecar."""
 
     objectives: Objectives = Field(default=Objectives(), description="what burn rates and error budgets are of")
@@ -269,6 +205,3 @@ class MonitoringSettings(_Settings):
     metrics_key_secret: OptionalName = Field(
         default="", description="with keys: Secret whose entry `key` is one with the scope metrics"
     )
-
-
-Manifest = dict[str, Any]

@@ -16,16 +16,24 @@ from rayinfer_deployments.kubernetes.cluster_settings import (
     HighAvailabilitySettings,
     IngressSettings,
     KserveSettings,
-    Manifest,
     MonitoringSettings,
     NetworkPolicySettings,
     QueueSettings,
-    WorkerGroup,
 )
 from rayinfer_deployments.kubernetes.engine_options import ENGINE_SETTINGS
 from rayinfer_deployments.kubernetes.kustomize_files import HEADER, merge_patch, overlaid, to_yaml
-from rayinfer_deployments.kubernetes.ray_pods import ray_environment
-from rayinfer_deployments.kubernetes.service_file import ServiceFile
+from rayinfer_deployments.kubernetes.pod_parts import set_environment
+from rayinfer_deployments.kubernetes.pod_settings import WorkerGroup
+from rayinfer_deployments.kubernetes.service_file import (
+    NOT_OF_ENGINES_IN_JOBS,
+    NOT_OF_JOBS,
+    NOT_OF_KSERVE,
+    NOT_OF_SERVE,
+    OWN_VARIABLES,
+    SETTLED_ELSEWHERE,
+    ServiceFile,
+)
+from rayinfer_deployments.kubernetes.setting_types import Manifest
 from rayinfer_deployments.monitoring.grafana_json import dashboard_texts
 from rayinfer_deployments.monitoring.rule_files import rule_groups
 
@@ -73,10 +81,12 @@ def helm_files(settings: dict[str, Any], overlays: dict[str, dict[str, Any]]) ->
 
 def _values(service: ServiceFile) -> Manifest:
     """Return a service's settings with their defaults, and what the chart needs besides."""
-    profiles = {profile.value: service.model_copy(update={"profile": profile, "auth": None}) for profile in Profile}
     return service.model_dump(mode="json") | {
-        "environments": {name: ray_environment(profiled) for name, profiled in profiles.items()},
+        "environments": set_environment(),
         "engine_settings": ENGINE_SETTINGS,
+        "own_variables": sorted(OWN_VARIABLES),
+        "not_of_jobs": {"parts": list(NOT_OF_JOBS), "model": list(NOT_OF_ENGINES_IN_JOBS)},
+        "not_of_kserve": {"parts": list(NOT_OF_KSERVE), "model": list(NOT_OF_SERVE)},
         "profile_limits": {profile.value: profile.limits for profile in Profile},
         "defaults": {name: _defaults(part) for name, part in PARTS.items()},
     }
@@ -92,12 +102,29 @@ def _schema() -> Manifest:
     schema = ServiceFile.model_json_schema()
     app = LLMAppArgs.model_json_schema()
     schema["$defs"] |= app.pop("$defs")
-    schema["properties"]["app"] = app
+    for name in SETTLED_ELSEWHERE:
+        del app["properties"][name]
+    schema["properties"] |= {"app": app, "limits": {"$ref": "#/$defs/RouterLimits"}}
+    _refuse_unknown_keys(schema)
     schema["properties"] |= {
         "environments": {"type": "object"},
         "engine_settings": {"type": "array"},
+        "own_variables": {"type": "array"},
+        "not_of_jobs": {"type": "object"},
+        "not_of_kserve": {"type": "object"},
         "profile_limits": {"type": "object"},
         "defaults": {"type": "object"},
         "global": {"type": "object"},
     }
     return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema
+
+
+def _refuse_unknown_keys(schema: Any) -> None:
+    """Have mappings whose keys have a pattern take no others, as pydantic does."""
+    if isinstance(schema, dict):
+        if "patternProperties" in schema:
+            schema["additionalProperties"] = False
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for inner in schema:
+            _refuse_unknown_keys(inner)

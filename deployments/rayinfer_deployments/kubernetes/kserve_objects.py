@@ -1,17 +1,22 @@
 """KServe's runtime: a pod that runs `rayinfer serve` and speaks the v2 protocol."""
 
-from rayinfer_deployments.kubernetes.cluster_settings import KserveSettings, Manifest
+from rayinfer_deployments.kubernetes.cluster_settings import KserveSettings
 from rayinfer_deployments.kubernetes.engine_options import engine_options
-from rayinfer_deployments.kubernetes.ray_objects import metadata
-from rayinfer_deployments.kubernetes.ray_pods import (
-    CACHE,
+from rayinfer_deployments.kubernetes.pod_parts import (
     HOME,
+    HOME_VARIABLES,
     choice_of_machines,
     container_security,
-    grace_period_s,
+    own_environment,
+    pull_secrets,
+    secret_environment,
 )
+from rayinfer_deployments.kubernetes.pod_settings import WorkerGroup
+from rayinfer_deployments.kubernetes.ray_objects import metadata
+from rayinfer_deployments.kubernetes.ray_pods import grace_period_s
 from rayinfer_deployments.kubernetes.serve_config import GRPC_PORT, HTTP_PORT
 from rayinfer_deployments.kubernetes.service_file import ServiceFile
+from rayinfer_deployments.kubernetes.setting_types import Manifest
 
 KSERVE_MODEL = "/mnt/models"
 
@@ -22,29 +27,8 @@ def kserve(service: ServiceFile, settings: KserveSettings) -> list[Manifest]:
     model = service.app_args().models[0]
     name = model.name or (service.name if settings.storage_uri else model.served_name)
     arguments = ["rayinfer", "serve", KSERVE_MODEL if settings.storage_uri else model.model, "--name", name]
-    amounts = {"cpu": str(group.cpus), "memory": group.memory}
-    if group.gpus:
-        amounts["nvidia.com/gpu"] = str(group.gpus)
-    container: Manifest = {
-        "name": "kserve-container",
-        "image": service.image,
-        "args": arguments + _serve_options(service),
-        "env": _serve_environment(service),
-        "ports": [{"name": "http1", "containerPort": HTTP_PORT, "protocol": "TCP"}],
-        "resources": {"requests": amounts, "limits": dict(amounts)},
-        "readinessProbe": {"httpGet": {"path": "/v2/health/ready", "port": HTTP_PORT}, "periodSeconds": 5},
-        "livenessProbe": {
-            "httpGet": {"path": "/v2/health/live", "port": HTTP_PORT},
-            "periodSeconds": 10,
-            "failureThreshold": 30,
-        },
-        "securityContext": container_security(),
-        "volumeMounts": [
-            {"name": "shared-mem", "mountPath": "/dev/shm"},
-            {"name": "tmp", "mountPath": "/tmp"},
-            {"name": "home", "mountPath": HOME},
-        ],
-    }
+    chosen = choice_of_machines(group, group.gpus)  # a ServingRuntime takes a part of it, an InferenceService the rest
+    container = _container(service, group) | {"args": arguments + _serve_options(service)}
     runtime = {
         "supportedModelFormats": [{"name": settings.model_format, "version": "1", "autoSelect": True}],
         "protocolVersions": ["v2"],
@@ -54,7 +38,8 @@ def kserve(service: ServiceFile, settings: KserveSettings) -> list[Manifest]:
             {"name": "tmp", "emptyDir": {}},
             {"name": "home", "emptyDir": {"sizeLimit": service.storage.cache_size}},
         ],
-        **choice_of_machines(service, group),
+        **_part(chosen, "nodeSelector", "tolerations"),
+        **pull_secrets(service),
     }
     inference = {"modelFormat": {"name": settings.model_format, "version": "1"}, "runtime": service.name}
     predictor: Manifest = {
@@ -62,6 +47,7 @@ def kserve(service: ServiceFile, settings: KserveSettings) -> list[Manifest]:
         "maxReplicas": settings.max_replicas,
         "terminationGracePeriodSeconds": grace_period_s(service),
         "model": inference | {"protocolVersion": "v2"},
+        **_part(chosen, "priorityClassName", "runtimeClassName"),
     }
     if settings.storage_uri:
         predictor["model"]["storageUri"] = settings.storage_uri
@@ -77,6 +63,36 @@ def kserve(service: ServiceFile, settings: KserveSettings) -> list[Manifest]:
     ]
 
 
+def _container(service: ServiceFile, group: WorkerGroup) -> Manifest:
+    amounts = {"cpu": str(group.cpus), "memory": group.memory}
+    if group.gpus:
+        amounts["nvidia.com/gpu"] = str(group.gpus)
+    return {
+        "name": "kserve-container",
+        "image": service.image_name,
+        "env": [*HOME_VARIABLES, *own_environment(service)],
+        **secret_environment(service),
+        "ports": [{"name": "http1", "containerPort": HTTP_PORT, "protocol": "TCP"}],
+        "resources": {"requests": amounts, "limits": dict(amounts)},
+        "readinessProbe": {"httpGet": {"path": "/v2/health/ready", "port": HTTP_PORT}, "periodSeconds": 5},
+        "livenessProbe": {
+            "httpGet": {"path": "/v2/health/live", "port": HTTP_PORT},
+            "periodSeconds": 10,
+            "failureThreshold": 30,
+        },
+        "securityContext": container_security(),
+        "volumeMounts": [
+            {"name": "shared-mem", "mountPath": "/dev/shm"},
+            {"name": "tmp", "mountPath": "/tmp"},
+            {"name": "home", "mountPath": HOME},
+        ],
+    }
+
+
+def _part(chosen: Manifest, *names: str) -> Manifest:
+    return {name: chosen[name] for name in names if name in chosen}
+
+
 def _serve_options(service: ServiceFile) -> list[str]:
     model = service.app_args().models[0]
     options = ["--host", "0.0.0.0", "--port", str(HTTP_PORT), "--grpc-port", str(GRPC_PORT) if service.grpc else "0"]
@@ -86,11 +102,3 @@ def _serve_options(service: ServiceFile) -> list[str]:
     if model.tool_format is not None:
         options += ["--tool-format", model.tool_format]
     return options + engine_options(service.app["models"][0])
-
-
-def _serve_environment(service: ServiceFile) -> list[Manifest]:
-    variables: list[Manifest] = [{"name": "HOME", "value": HOME}, {"name": "RAYINFER_CACHE", "value": CACHE}]
-    if service.auth is not None:
-        key = {"name": service.auth.api_keys_secret, "key": "keys"}
-        variables.append({"name": "RAYINFER_API_KEYS", "valueFrom": {"secretKeyRef": key}})
-    return variables

@@ -5,9 +5,9 @@ from typing import Any
 
 import yaml
 
-from rayinfer_deployments.kubernetes.cluster_settings import Manifest
 from rayinfer_deployments.kubernetes.manifests import manifests
 from rayinfer_deployments.kubernetes.service_file import ServiceFile, service_of
+from rayinfer_deployments.kubernetes.setting_types import Manifest
 
 # Kubernetes' reader of YAML takes these for truth values and numbers where PyYAML takes them for texts.
 AMBIGUOUS = re.compile(r"[yYnN]|[-+]?\.?[0-9][0-9a-fA-F_.:+xo-]*")

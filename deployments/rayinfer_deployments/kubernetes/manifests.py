@@ -1,11 +1,11 @@
 """All objects of a service, in the order in which they are created."""
 
-from rayinfer_deployments.kubernetes.cluster_settings import Manifest
 from rayinfer_deployments.kubernetes.kserve_objects import kserve
 from rayinfer_deployments.kubernetes.monitoring_objects import monitoring
 from rayinfer_deployments.kubernetes.network_objects import http_route, inference_pool, network_policies
 from rayinfer_deployments.kubernetes.ray_objects import ray_job, ray_service
 from rayinfer_deployments.kubernetes.service_file import ServiceFile
+from rayinfer_deployments.kubernetes.setting_types import Manifest
 from rayinfer_deployments.kubernetes.support_objects import disruption_budget, model_claim, queues, redis
 
 

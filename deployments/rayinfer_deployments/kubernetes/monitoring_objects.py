@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from rayinfer_deployments.kubernetes.cluster_settings import Manifest, MonitoringSettings
+from rayinfer_deployments.kubernetes.cluster_settings import MonitoringSettings
+from rayinfer_deployments.kubernetes.pod_parts import pod_labels
 from rayinfer_deployments.kubernetes.ray_objects import metadata
-from rayinfer_deployments.kubernetes.ray_pods import pod_labels
 from rayinfer_deployments.kubernetes.service_file import ServiceFile
+from rayinfer_deployments.kubernetes.setting_types import Manifest
 from rayinfer_deployments.monitoring.grafana_json import dashboard_texts
 from rayinfer_deployments.monitoring.rule_files import placed_groups
 

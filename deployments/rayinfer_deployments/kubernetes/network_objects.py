@@ -1,13 +1,13 @@
 """NetworkPolicies, the HTTPRoute and the InferencePool of a service."""
 
-from rayinfer_deployments.kubernetes.cluster_settings import IngressSettings, Manifest, NetworkPolicySettings
+from rayinfer_deployments.kubernetes.cluster_settings import IngressSettings, NetworkPolicySettings
+from rayinfer_deployments.kubernetes.pod_parts import pod_labels
 from rayinfer_deployments.kubernetes.ray_objects import metadata
-from rayinfer_deployments.kubernetes.ray_pods import pod_labels
 from rayinfer_deployments.kubernetes.serve_config import GRPC_PORT, HTTP_PORT
 from rayinfer_deployments.kubernetes.service_file import ServiceFile
+from rayinfer_deployments.kubernetes.setting_types import Manifest
 
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
-JOB_LABEL = "batch.kubernetes.io/job-name"
 REDIS_PORT = 6379
 PICKER_PORT = 9002
 
@@ -78,9 +78,6 @@ def _ray_policy(service: ServiceFile, settings: NetworkPolicySettings) -> Manife
         {"from": [operator], "ports": [_tcp(8265), _tcp(HTTP_PORT)]},
         {"from": [monitoring], "ports": [_tcp(8080), _tcp(HTTP_PORT)]},
     ]
-    if service.batch is not None:  # the pod of Kubernetes' Job, named as the RayJob, by which KubeRay submits the job
-        submitter = {"podSelector": {"matchLabels": {JOB_LABEL: f"{service.name}-batch"}}}
-        ingress.append({"from": [submitter], "ports": [_tcp(8265)]})
     if clients:
         ingress.insert(1, {"from": clients, "ports": serving})
     dns = {"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: "kube-system"}}}

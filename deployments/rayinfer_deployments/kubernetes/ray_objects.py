@@ -5,11 +5,12 @@ import shlex
 import ray
 import yaml
 
-from rayinfer_deployments.kubernetes.cluster_settings import BatchSettings, Manifest, UpgradeSettings
+from rayinfer_deployments.kubernetes.cluster_settings import BatchSettings, UpgradeSettings
 from rayinfer_deployments.kubernetes.engine_options import engine_options
-from rayinfer_deployments.kubernetes.ray_pods import head_group, worker_group
+from rayinfer_deployments.kubernetes.ray_pods import head_group, submitter, worker_group
 from rayinfer_deployments.kubernetes.serve_config import GRPC_PORT, HTTP_PORT, serve_config
 from rayinfer_deployments.kubernetes.service_file import ServiceFile
+from rayinfer_deployments.kubernetes.setting_types import Manifest
 
 DATA = "/data"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -55,6 +56,7 @@ def ray_job(service: ServiceFile, batch: BatchSettings) -> Manifest:
     spec = {
         "entrypoint": shlex.join(batch_command(service, batch)),
         "submissionMode": "K8sJobMode",
+        "submitterPodTemplate": submitter(service),
         "backoffLimit": batch.retries,
         "activeDeadlineSeconds": batch.deadline_s,
         "shutdownAfterJobFinishes": True,

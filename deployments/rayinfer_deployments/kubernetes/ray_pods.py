@@ -1,32 +1,34 @@
 """Pods of Ray's head and of its workers: containers, probes, volumes and their limits."""
 
-from typing import Any
-
 from rayinfer_deployments.applications import CLEAN_UP_S
-from rayinfer_deployments.cluster.ray_environment import cluster_settings
-from rayinfer_deployments.kubernetes.cluster_settings import LEAST_SHARED_MEMORY, Manifest, WorkerGroup
+from rayinfer_deployments.kubernetes.pod_parts import (
+    HOME,
+    HOME_VARIABLES,
+    amounts,
+    choice_of_machines,
+    common_mounts,
+    common_volumes,
+    container_security,
+    model_loader,
+    model_mounts,
+    model_volumes,
+    own_environment,
+    pod_labels,
+    pod_of,
+    secret_environment,
+    set_environment,
+)
+from rayinfer_deployments.kubernetes.pod_settings import LEAST_SHARED_MEMORY, WorkerGroup
 from rayinfer_deployments.kubernetes.serve_config import GRPC_PORT, HTTP_PORT
 from rayinfer_deployments.kubernetes.service_file import ServiceFile
+from rayinfer_deployments.kubernetes.setting_types import Manifest
 
-USER_ID = 10001  # of the image's user
-HOME = "/home/rayinfer"
-CACHE = f"{HOME}/.cache/rayinfer"
-MODELS = "/models"
 # The store of Ray's objects, in bytes: Ray's default, 30 % of the pod, would not fit /dev/shm and lie on the disk.
 START_PARAMETERS = {"metrics-export-port": "8080", "object-store-memory": "400000000"}
 PRE_STOP_S = 15  # until gateways and Services have dropped the pod
 RAYLET_HEALTH = "wget -T 4 -q -O- http://127.0.0.1:52365/api/local_raylet_healthz | grep -q success"
 GCS_HEALTH = "wget -T 4 -q -O- http://127.0.0.1:8265/api/gcs_healthz | grep -q success"
 SERVE_HEALTH = f"wget -T 4 -q -O- http://127.0.0.1:{HTTP_PORT}/-/healthz | grep -q success"
-
-
-def pod_labels(service: ServiceFile, component: str) -> dict[str, str]:
-    """Label the pods of a service's head or workers; selectors of other objects use the same."""
-    return {
-        "app.kubernetes.io/name": "rayinfer",
-        "app.kubernetes.io/instance": service.name,
-        "app.kubernetes.io/component": component,
-    }
 
 
 def grace_period_s(service: ServiceFile) -> int:
@@ -44,23 +46,22 @@ def head_group(service: ServiceFile, *, is_serving: bool = True) -> Manifest:
             _port("client", 10001),
             _port("metrics", 8080),
         ],
-        "resources": _resources(service.head.cpus, service.head.memory),
+        "resources": amounts(service.head.cpus, service.head.memory),
         "livenessProbe": _probe(f"{RAYLET_HEALTH} && {GCS_HEALTH}", period_s=5, failures=120),
         "readinessProbe": _probe(f"{RAYLET_HEALTH} && {GCS_HEALTH}", period_s=5, failures=10),
-        "volumeMounts": [*_common_mounts(), *(_model_mounts(service) if needs_models else [])],
+        "volumeMounts": [*common_mounts(), *(model_mounts(service) if needs_models else [])],
     }
-    pod = _pod(service, container) | {
+    pod = pod_of(service, container) | {
         "automountServiceAccountToken": service.autoscale_pods,
         "terminationGracePeriodSeconds": 60,
         "volumes": [
-            *_common_volumes(service, shared_memory=LEAST_SHARED_MEMORY),
-            *(_model_volumes(service) if needs_models else []),
+            *common_volumes(service, shared_memory=LEAST_SHARED_MEMORY),
+            *(model_volumes(service) if needs_models else []),
         ],
     }
     if needs_models and service.storage.kind == "init":
-        pod["initContainers"] = [_model_loader(service)]
-    if service.head.node_selector:
-        pod["nodeSelector"] = service.head.node_selector
+        pod["initContainers"] = [model_loader(service)]
+    pod |= choice_of_machines(service.head)
     return {
         "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0", **START_PARAMETERS},
         "template": {"metadata": {"labels": pod_labels(service, "head")}, "spec": pod},
@@ -73,11 +74,11 @@ def worker_group(service: ServiceFile, group: WorkerGroup, *, is_serving: bool =
     ports = [_port("http", HTTP_PORT), _port("grpc", GRPC_PORT)] if service.grpc else [_port("http", HTTP_PORT)]
     container = _container(service, "ray-worker") | {
         "ports": [*(ports if is_serving else []), _port("metrics", 8080)],
-        "resources": _resources(group.cpus, group.memory, group.gpus),
+        "resources": amounts(group.cpus, group.memory, group.gpus),
         "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", _drain_command(service)]}}},
         "livenessProbe": _probe(RAYLET_HEALTH, period_s=5, failures=120),
         "readinessProbe": _probe(ready, period_s=2, failures=2),
-        "volumeMounts": [*_common_mounts(), *_model_mounts(service)],
+        "volumeMounts": [*common_mounts(), *model_mounts(service)],
     }
     labels = pod_labels(service, "worker")
     spread = {
@@ -86,15 +87,15 @@ def worker_group(service: ServiceFile, group: WorkerGroup, *, is_serving: bool =
         "whenUnsatisfiable": "DoNotSchedule" if group.spread_strictly else "ScheduleAnyway",
         "labelSelector": {"matchLabels": labels},
     }
-    pod = _pod(service, container) | {
+    pod = pod_of(service, container) | {
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": grace_period_s(service),
         "topologySpreadConstraints": [spread],
-        "volumes": [*_common_volumes(service, group.shared_memory), *_model_volumes(service)],
+        "volumes": [*common_volumes(service, group.shared_memory), *model_volumes(service)],
     }
-    pod |= choice_of_machines(service, group)
+    pod |= choice_of_machines(group, group.gpus)
     if service.storage.kind == "init":
-        pod["initContainers"] = [_model_loader(service)]
+        pod["initContainers"] = [model_loader(service)]
     return {
         "groupName": group.name,
         "replicas": group.pods,
@@ -105,48 +106,23 @@ def worker_group(service: ServiceFile, group: WorkerGroup, *, is_serving: bool =
     }
 
 
-def choice_of_machines(service: ServiceFile, group: WorkerGroup) -> Manifest:
-    """Return the part of a worker's pod that names its nodes, and the credentials for its image."""
-    chosen: Manifest = {}
-    if group.node_selector:
-        chosen["nodeSelector"] = group.node_selector
-    if group.gpus:
-        chosen["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-    if service.image_pull_secrets:
-        chosen["imagePullSecrets"] = [{"name": name} for name in service.image_pull_secrets]
-    return chosen
-
-
-def ray_environment(service: ServiceFile) -> list[Manifest]:
-    """List the environment of every Ray container: what `rayinfer environment` prints, keys, and the home folder."""
-    settings = cluster_settings(throughput=service.profile == "throughput")
-    settings.pop("RAY_AUTH_MODE")  # KubeRay sets it with the token of spec.authOptions
-    variables: list[Manifest] = [{"name": name, "value": value} for name, value in settings.items()]
-    variables += [{"name": "HOME", "value": HOME}, {"name": "RAYINFER_CACHE", "value": CACHE}]
-    if service.auth is not None:
-        key = {"name": service.auth.api_keys_secret, "key": "keys"}
-        variables.append({"name": "RAYINFER_API_KEYS", "valueFrom": {"secretKeyRef": key}})
-    return variables
-
-
-def container_security() -> Manifest:
-    """Return the restricted profile of Kubernetes' pod security, with a root file system that nothing can write."""
-    return {
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-        "readOnlyRootFilesystem": True,
+def submitter(service: ServiceFile) -> Manifest:
+    """Build the pod of the Kubernetes Job by which KubeRay submits a job: KubeRay fills in its command and token."""
+    container = {
+        "name": "ray-job-submitter",
+        "image": service.image_name,
+        "env": HOME_VARIABLES,
+        "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}},
+        "securityContext": container_security(),
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, {"name": "home", "mountPath": HOME}],
     }
-
-
-def pod_security() -> Manifest:
-    """Return the pod's part of the restricted profile."""
-    return {
-        "runAsNonRoot": True,
-        "runAsUser": USER_ID,
-        "runAsGroup": USER_ID,
-        "fsGroup": USER_ID,
-        "seccompProfile": {"type": "RuntimeDefault"},
+    pod = pod_of(service, container) | {
+        "automountServiceAccountToken": False,
+        "restartPolicy": "Never",
+        "volumes": [{"name": "tmp", "emptyDir": {}}, {"name": "home", "emptyDir": {}}],
     }
+    pod |= choice_of_machines(service.head)
+    return {"metadata": {"labels": pod_labels(service, "submitter")}, "spec": pod}
 
 
 def _drain_command(service: ServiceFile) -> str:
@@ -161,32 +137,18 @@ def _drain_command(service: ServiceFile) -> str:
     )
 
 
-def _pod(service: ServiceFile, container: Manifest) -> Manifest:
-    pod: Manifest = {"containers": [container], "securityContext": pod_security(), "enableServiceLinks": False}
-    if service.image_pull_secrets:
-        pod["imagePullSecrets"] = [{"name": name} for name in service.image_pull_secrets]
-    return pod
-
-
 def _container(service: ServiceFile, name: str) -> Manifest:
     return {
         "name": name,
-        "image": service.image,
-        "env": ray_environment(service),
+        "image": service.image_name,
+        "env": [*set_environment()[service.profile], *own_environment(service)],
         "securityContext": container_security(),
+        **secret_environment(service),
     }
 
 
 def _port(name: str, number: int) -> Manifest:
     return {"name": name, "containerPort": number}
-
-
-def _resources(cpus: int, memory: str, gpus: int = 0) -> Manifest:
-    """Requests equal limits: the pod's class is Guaranteed, and Ray counts what it has."""
-    amounts: dict[str, Any] = {"cpu": str(cpus), "memory": memory}
-    if gpus:
-        amounts["nvidia.com/gpu"] = str(gpus)
-    return {"requests": amounts, "limits": dict(amounts)}
 
 
 def _probe(command: str, *, period_s: int, failures: int) -> Manifest:
@@ -196,59 +158,6 @@ def _probe(command: str, *, period_s: int, failures: int) -> Manifest:
         "periodSeconds": period_s,
         "timeoutSeconds": 10,
         "failureThreshold": failures,
-    }
-
-
-def _common_mounts() -> list[Manifest]:
-    return [
-        {"name": "shared-mem", "mountPath": "/dev/shm"},
-        {"name": "tmp", "mountPath": "/tmp"},
-        {"name": "home", "mountPath": HOME},
-    ]
-
-
-def _common_volumes(service: ServiceFile, shared_memory: str) -> list[Manifest]:
-    return [
-        {"name": "shared-mem", "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}},
-        {"name": "tmp", "emptyDir": {}},
-        {"name": "home", "emptyDir": {"sizeLimit": service.storage.cache_size}},
-    ]
-
-
-def _model_mounts(service: ServiceFile) -> list[Manifest]:
-    if service.storage.kind == "cache":
-        return []
-    return [{"name": "models", "mountPath": MODELS, "readOnly": True}]
-
-
-def _model_volumes(service: ServiceFile) -> list[Manifest]:
-    storage = service.storage
-    if storage.kind == "pvc":
-        claim = storage.claim or f"{service.name}-models"
-        return [{"name": "models", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}]
-    if storage.kind == "init":
-        return [{"name": "models", "emptyDir": {"sizeLimit": storage.cache_size}}]
-    if storage.kind == "bucket":
-        csi: Manifest = {"driver": storage.csi_driver, "readOnly": True}
-        if storage.csi_attributes:
-            csi["volumeAttributes"] = storage.csi_attributes
-        return [{"name": "models", "csi": csi}]
-    return []
-
-
-def _model_loader(service: ServiceFile) -> Manifest:
-    return {
-        "name": "load-models",
-        "image": service.image,
-        "command": service.storage.init_command,
-        "env": [{"name": "HOME", "value": HOME}],
-        "resources": _resources(1, "2Gi"),
-        "securityContext": container_security(),
-        "volumeMounts": [
-            {"name": "models", "mountPath": MODELS},
-            {"name": "tmp", "mountPath": "/tmp"},
-            {"name": "home", "mountPath": HOME},
-        ],
     }
 
 

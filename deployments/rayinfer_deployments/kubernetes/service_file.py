@@ -2,34 +2,36 @@
 
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rayinfer.config import describe_validation_error
 from rayinfer.errors import ConfigError
 from rayinfer_deployments.app_args import LLMAppArgs
-from rayinfer_deployments.cluster.ray_environment import Profile
+from rayinfer_deployments.cluster.ray_environment import Profile, cluster_settings
 from rayinfer_deployments.engine.rank_placement import ONE_NODE
 from rayinfer_deployments.kubernetes.cluster_settings import (
     AuthSettings,
     BatchSettings,
-    HeadSettings,
     HighAvailabilitySettings,
     IngressSettings,
     KserveSettings,
     MonitoringSettings,
     NetworkPolicySettings,
-    ObjectName,
     QueueSettings,
     StorageSettings,
     UpgradeSettings,
-    WorkerGroup,
-    in_bytes,
 )
+from rayinfer_deployments.kubernetes.pod_settings import HeadSettings, WorkerGroup
+from rayinfer_deployments.kubernetes.setting_types import ObjectName, VariableName, in_bytes
 
 # What has no place in a job or in KServe's pod: parts of the file, and a model's settings that `rayinfer serve` lacks.
 NOT_OF_JOBS = ("ingress", "monitoring")
+NOT_OF_ENGINES_IN_JOBS = ("seed",)
 NOT_OF_KSERVE = ("high_availability", "ingress", "limits", "monitoring", "queue")
 NOT_OF_SERVE = ("autoscaling", "node_labels", "placement_group_strategy", "revision", "surge_percent", "tokenizer")
+
+# Set in the containers by the manifests or KubeRay.
+OWN_VARIABLES = {*cluster_settings(throughput=True), "HOME", "RAYINFER_CACHE", "RAYINFER_API_KEYS", "RAY_AUTH_TOKEN"}
 
 # What the rest of the file or the cluster settles.
 SETTLED_ELSEWHERE = ("limits", "num_routers", "listen_host", "listen_port", "grpc_port", "tls_cert", "tls_key")
@@ -43,8 +45,17 @@ class ServiceFile(BaseModel):
     name: str = Field(
         "rayinfer", pattern=r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$", description="name of the RayService and its objects"
     )
-    image: str = Field("rayinfer:cpu", pattern=r"^[!-~]+$", description="image with rayinfer, Ray and wget")
+    image: str = Field(
+        "",
+        pattern=r"^[!-~]*$",
+        description="image with rayinfer, Ray and wget; default: rayinfer:cuda where workers have GPUs, else"
+        " rayinfer:cpu",
+    )
     image_pull_secrets: list[ObjectName] = Field([], description="secrets with the registry's credentials")
+    env: dict[VariableName, str] = Field(
+        {}, description="environment of the containers with that image, beside what the manifests set themselves"
+    )
+    env_secrets: list[ObjectName] = Field([], description="Secrets whose entries are environment too, such as HF_TOKEN")
     profile: Profile = Field(Profile.LATENCY, description="what Serve and the routers are tuned for")
     app: dict[str, Any] = Field(
         description="arguments of build_llm_app: models, api_keys and the rest, as in a file for `serve deploy`"
@@ -71,6 +82,11 @@ class ServiceFile(BaseModel):
     queue: QueueSettings | None = Field(None, description="Kueue's queues and their quotas")
     kserve: KserveSettings | None = Field(None, description="a ServingRuntime and an InferenceService instead")
 
+    @property
+    def image_name(self) -> str:
+        """Return the image of all containers with rayinfer."""
+        return self.image or ("rayinfer:cuda" if any(group.gpus for group in self.workers) else "rayinfer:cpu")
+
     def app_args(self) -> LLMAppArgs:
         """Check the application's arguments as `serve deploy` would."""
         return LLMAppArgs(**self.app | {"limits": self.limits, "num_routers": self.routers})
@@ -79,6 +95,13 @@ class ServiceFile(BaseModel):
     def longest_drain_s(self) -> int:
         """Longest time that an engine or router takes to end its requests."""
         return int(max(model.drain_timeout_s for model in self.app_args().models))
+
+    @field_validator("env")
+    @classmethod
+    def _variables_are_set_once(cls, env: dict[str, str]) -> dict[str, str]:
+        if taken := sorted(set(env) & OWN_VARIABLES):
+            raise ValueError(f"{taken[0]}: the manifests set it themselves")
+        return env
 
     @model_validator(mode="after")
     def _app_is_accepted(self) -> Self:
@@ -143,6 +166,11 @@ class ServiceFile(BaseModel):
     def _parts_fit_each_other(self) -> Self:
         if self.upgrade.strategy == "NewClusterWithIncrementalUpgrade" and not self.autoscale_pods:
             raise ValueError("upgrade.strategy: an incremental upgrade needs autoscale_pods")
+        if self.upgrade.strategy == "NewClusterWithIncrementalUpgrade" and self.ingress is not None:
+            raise ValueError(
+                "ingress: in an incremental upgrade KubeRay's own Gateway moves the requests to the new cluster, and"
+                " an HTTPRoute or InferencePool beside it would send them to the wrong one: point clients there"
+            )
         if self.batch is not None and self.kserve is not None:
             raise ValueError("batch and kserve exclude each other: give one of them")
         if self.kserve is not None and self.autoscale_pods:
@@ -159,7 +187,7 @@ class ServiceFile(BaseModel):
         model = models[0].model_fields_set
         if self.batch is not None:
             lost = [name for name in NOT_OF_JOBS if getattr(self, name)]
-            lost += [f"app.models.0.{name}" for name in ("seed",) if name in model]
+            lost += [f"app.models.0.{name}" for name in NOT_OF_ENGINES_IN_JOBS if name in model]
         else:
             lost = [name for name in NOT_OF_KSERVE if getattr(self, name)]
             lost += ["storage"] if self.storage.kind != "cache" else []

@@ -1,9 +1,10 @@
 """Objects beside the RayService: disruption budget, claim, Redis, Kueue's queues."""
 
-from rayinfer_deployments.kubernetes.cluster_settings import HighAvailabilitySettings, Manifest, QueueSettings
+from rayinfer_deployments.kubernetes.cluster_settings import HighAvailabilitySettings, QueueSettings
+from rayinfer_deployments.kubernetes.pod_parts import container_security, pod_labels, pod_security
 from rayinfer_deployments.kubernetes.ray_objects import metadata
-from rayinfer_deployments.kubernetes.ray_pods import container_security, pod_labels, pod_security
 from rayinfer_deployments.kubernetes.service_file import ServiceFile
+from rayinfer_deployments.kubernetes.setting_types import Manifest
 
 QUEUE_API = "kueue.x-k8s.io/v1beta2"
 

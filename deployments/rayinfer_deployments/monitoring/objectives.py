@@ -10,9 +10,17 @@ class Objectives(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    ttft_s: float = Field(default=1.0, description="seconds to the first token; a limit of a bucket, as 0.5, 1 or 2.5")
+    ttft_s: float = Field(
+        default=1.0,
+        description="seconds to the first token; a limit of a bucket, as 0.5, 1 or 2.5",
+        json_schema_extra={"enum": [*FIRST_TOKEN_S]},
+    )
     ttft_target: float = Field(default=0.95, gt=0.5, lt=1, description="share of the streams that keep ttft_s")
-    itl_s: float = Field(default=0.1, description="seconds between two tokens; a limit of a bucket, as 0.05 or 0.1")
+    itl_s: float = Field(
+        default=0.1,
+        description="seconds between two tokens; a limit of a bucket, as 0.05 or 0.1",
+        json_schema_extra={"enum": [*INTER_TOKEN_S]},
+    )
     itl_target: float = Field(default=0.99, gt=0.5, lt=1, description="share of the tokens that keep itl_s")
     success_target: float = Field(
         default=0.999, gt=0.5, lt=1, description="share of the streams that end without error, timeout or rejection"

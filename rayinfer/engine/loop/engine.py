@@ -69,6 +69,11 @@ class Engine:
         checked.grammar = grammar
         self.scheduler.add(checked)
 
+    def prepare_grammars(self) -> None:
+        """Read what the first grammar needs, beside other work: it takes a part of a second without a step."""
+        if self._grammars is not None:
+            self._grammars.prepare()
+
     def start_compiling(self, request: GenerationRequest) -> Future[Any] | None:
         """Start to compile the request's grammar; None if there is nothing to compile before it is added."""
         spec = request.sampling_params.structured_outputs

@@ -60,7 +60,7 @@ def fuse_convolutions(model: nn.Module, input_size: tuple[int, int]) -> nn.Modul
         for hook in hooks:
             hook.remove()
         fused = {
-            name: FusedConvolution(layer, inputs[layer], same_padding=_has_same_padding(layer))
+            name: FusedConvolution(layer, inputs[layer], same_padding=_has_same_padding(layer)).eval()
             for name, layer in layers.items()
             if _is_foldable(layer)
         }

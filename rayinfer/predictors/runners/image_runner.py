@@ -1,7 +1,8 @@
 """Runner of image classifiers, by the classes of transformers."""
 
+import contextlib
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -57,7 +58,7 @@ class ImageRunner:
     def run(self, batch: Sequence[RunnerItem]) -> list[RunnerResult]:
         """See Runner."""
         for index, item in enumerate(batch):
-            self._check(item, f"item {index}")
+            self._check(item, item.name or f"item {index}")
         at_once = None if len(batch) < 2 else self.threads
         logits = map(self._logits, batch) if at_once is None else at_once.run(self._logits, batch)
         return [each[0].float().cpu().numpy() for each in logits]
@@ -158,11 +159,25 @@ def load_classifier(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
     """Load transformers' model of a folder, in eval mode; raises ModelLoadError."""
     classifier, name = _classifier_class(folder)
     try:
-        model = classifier.from_pretrained(folder, dtype=dtype, local_files_only=True, use_safetensors=True)
+        with _without_progress_bar():
+            model = classifier.from_pretrained(folder, dtype=dtype, local_files_only=True, use_safetensors=True)
     except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ModelLoadError(f"{folder}: {name} cannot be loaded: {reason}") from error
     return model.eval()  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _without_progress_bar() -> Iterator[None]:
+    """Keep transformers from drawing a bar for a load of a fraction of a second."""
+    bars = importlib.import_module("transformers.utils.logging")
+    was_enabled = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            bars.enable_progress_bar()
 
 
 def empty_classifier(folder: Path) -> torch.nn.Module:

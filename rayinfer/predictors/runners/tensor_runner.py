@@ -35,9 +35,10 @@ class TensorRunner:
     def run(self, batch: Sequence[RunnerItem]) -> list[RunnerResult]:
         """See Runner."""
         for index, item in enumerate(batch):
+            place = item.name or f"item {index}"
             if item.task != "infer":
-                raise InvalidParameter(f"item {index}: task {item.task!r} is not one of this model's: infer", "task")
-            self._check(item.tensors, f"item {index}")
+                raise InvalidParameter(f"{place}: task {item.task!r} is not one of this model's: infer", "task")
+            self._check(item.tensors, place)
         return [self._infer(item.tensors) for item in batch]
 
     def close(self) -> None:

@@ -15,18 +15,19 @@ def check_texts(
 ) -> None:
     """Raise InvalidParameter that names the first item that cannot be computed."""
     for index, item in enumerate(batch):
+        place = item.name or f"item {index}"
         if item.task not in description.tasks:
             known = ", ".join(description.tasks)
-            raise InvalidParameter(f"item {index}: task {item.task!r} is not one of this model's: {known}", "task")
+            raise InvalidParameter(f"{place}: task {item.task!r} is not one of this model's: {known}", "task")
         if not item.token_ids:
-            raise InvalidParameter(f"item {index}: there are no tokens", "input")
+            raise InvalidParameter(f"{place}: there are no tokens", "input")
         if len(item.token_ids) > max_input_tokens:
             raise InvalidParameter(
-                f"item {index}: {len(item.token_ids)} tokens are more than the model's {max_input_tokens}", "input"
+                f"{place}: {len(item.token_ids)} tokens are more than the model's {max_input_tokens}", "input"
             )
         if not 0 <= min(item.token_ids) <= max(item.token_ids) < vocab_size:
             wrong = next(token_id for token_id in item.token_ids if not 0 <= token_id < vocab_size)
-            raise InvalidParameter(f"item {index}: {shown(wrong)} is no token id below {vocab_size}", "input")
+            raise InvalidParameter(f"{place}: {shown(wrong)} is no token id below {vocab_size}", "input")
 
 
 def order_by_length(batch: Sequence[RunnerItem]) -> list[int]:

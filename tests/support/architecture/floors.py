@@ -63,7 +63,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("rayinfer_deployments.discovery", "rayinfer_deployments.model_files"),
     ("rayinfer_deployments.engine", "rayinfer_deployments.router"),
     ("rayinfer_deployments.app_args",),
-    ("rayinfer_deployments.applications",),
+    ("rayinfer_deployments.applications", "rayinfer_deployments.reservations"),
     ("rayinfer_deployments.config_check",),
     ("rayinfer_deployments.monitoring",),
     ("rayinfer_deployments.kubernetes",),

@@ -5,7 +5,7 @@ import pytest
 
 from rayinfer.config import EngineConfig
 from rayinfer.errors import ConfigError
-from rayinfer_deployments.app_args import ModelArgs, llm_app_args, with_gpus_for_ranks
+from rayinfer_deployments.app_args import ModelArgs, llm_app_args
 
 
 def test_a_model_takes_every_setting_of_an_engine():
@@ -108,19 +108,6 @@ def test_ranks_have_a_gpu_each_or_none(num_gpus):
         ConfigError, match=f"num_gpus must be 1 for each of the 2 ranks of an engine, or 0, got {num_gpus}"
     ):
         model_args(num_gpus=num_gpus, tensor_parallel_size=2)
-
-
-def test_gpus_that_a_cluster_has_go_to_ranks_of_which_each_can_have_one():
-    models = [
-        {"model": "a", "tensor_parallel_size": 2, "num_replicas": 2},
-        {"model": "b", "pipeline_parallel_size": 2},
-        {"model": "c"},
-        {"model": "d", "tensor_parallel_size": 2, "num_gpus": 0},
-    ]
-    args = llm_app_args({"models": models})
-    assert [model.num_gpus for model in with_gpus_for_ranks(args, 8).models] == [1, 1, 0, 0]
-    assert [model.num_gpus for model in with_gpus_for_ranks(args, 5).models] == [1, 0, 0, 0]
-    assert with_gpus_for_ranks(args, 1) == args
 
 
 def test_each_model_has_its_own_defaults_of_requests():

@@ -1,8 +1,13 @@
 import gc
+import os
+import queue
+import threading
 
 import pytest
+from llguidance import LLMatcher
 
 from rayinfer.errors import InvalidParameter
+from rayinfer.grammars.compilation import NICENESS, CompilationThreads
 from rayinfer.grammars.compiler import MAX_LATEST_GRAMMARS, GrammarCompiler, TokenizerFile
 from rayinfer.grammars.spec import StructuredOutputsParams
 from support.structured.byte_tokenizer import byte_tokenizer_json
@@ -44,6 +49,53 @@ def test_equal_grammars_are_compiled_once_and_matched_apart(compiler):
     one, other = compiler.matcher(spec_of(1)), compiler.matcher(spec_of(1))
     one.consume_token(ord("a"))
     assert one.compute_bitmask() != other.compute_bitmask()
+
+
+def test_the_tokenizer_is_read_before_the_first_grammar_comes():
+    reads = queue.SimpleQueue()
+
+    def read():
+        reads.put(threading.current_thread())
+        return TokenizerFile(byte_tokenizer_json(), ())
+
+    compiler = GrammarCompiler(read, 257, [256])
+    compiler.prepare()
+    assert reads.get(timeout=10) is not threading.current_thread()
+    compiler.compile(spec_of(0))
+    assert reads.empty()
+    compiler.close()
+
+
+def test_a_tokenizer_that_cannot_be_read_is_reported_to_the_first_grammar():
+    def read():
+        raise InvalidParameter("no tokenizer.json", "structured_outputs")
+
+    compiler = GrammarCompiler(read, 257, [256])
+    compiler.prepare()
+    with pytest.raises(InvalidParameter, match=r"no tokenizer\.json"):
+        compiler.compile(spec_of(0))
+    compiler.close()
+
+
+def test_only_what_needs_no_lock_of_the_interpreter_is_done_at_low_priority(compiler):
+    def niceness():
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    threads = CompilationThreads("test")
+    here = niceness()
+    assert threads.submit(lambda: (niceness(), threads.run_low(niceness))).result() == (here, NICENESS)
+    threads.close()
+
+    def run(work):
+        matcher, problem = work()
+        ran.append((type(matcher), problem))
+        return matcher, problem
+
+    ran = []
+    compiler.compile(spec_of(1), run)
+    with pytest.raises(InvalidParameter, match="regex"):
+        compiler.compile(StructuredOutputsParams(regex="("), run)
+    assert [(kind, problem is None) for kind, problem in ran] == [(LLMatcher, True), (LLMatcher, False)]
 
 
 def test_grammars_are_compiled_beside_the_caller(compiler):

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from rayinfer import Predictor
 from rayinfer.errors import BadImage, InvalidParameter, ModelLoadError, NotSupported
@@ -183,12 +184,30 @@ def test_a_file_its_bytes_and_its_pixels_are_one_image(tmp_path):
     file.write_bytes(png(pixels))
     with Predictor(str(tmp_path)) as predictor:
         expected = predictor.classify([pixels])
-        for same in (file, str(file), file.read_bytes()):
+        content, gray = file.read_bytes(), Image.fromarray(pixels).convert("L")
+        for same in (file, str(file), content, bytearray(content), memoryview(content), Image.fromarray(pixels)):
             assert predictor.classify([same]) == expected
+        assert predictor.classify(file) == expected[0]
+        assert predictor.classify([Image.fromarray(pixels).convert("RGBA")]) == expected
+        assert predictor.classify(gray) == predictor.classify(gray.convert("RGB"))
         with pytest.raises(BadImage, match="input 0: the image is no JPEG, PNG or WebP image"):
             predictor.classify([b"GIF89a"])
         with pytest.raises(InvalidParameter, match=r"the image '.* cannot be read: .*No such file"):
             predictor.classify([str(tmp_path / "none.png")])
+
+
+def test_an_image_at_fault_is_named_by_its_number_in_the_list(tmp_path):
+    save_classifier(tmp_path, "ViT")
+    images = [picture(40, 50)] * 20 + [np.zeros((5, 5), np.uint8)] + [picture(40, 50)] * 3
+    with Predictor(str(tmp_path), batch_size=1) as predictor, pytest.raises(InvalidParameter, match="input 20: "):
+        predictor.classify(images)
+
+
+def test_loading_draws_no_progress_bar(tmp_path, capfd):
+    save_classifier(tmp_path, "ViT")
+    capfd.readouterr()
+    Predictor(str(tmp_path)).close()
+    assert capfd.readouterr() == ("", "")
 
 
 def test_classes_of_the_embedded_classifier_have_names_of_their_own():

@@ -42,6 +42,7 @@ def test_classes_are_those_of_the_pipeline(build, tmp_path):
             expected = classifier(text, top_k=None)
             assert [score.label for score in scores] == [item["label"] for item in expected]
             assert [score.score for score in scores] == pytest.approx([item["score"] for item in expected], abs=1e-5)
+        assert predictor.classify(TEXTS[0]) == predictor.classify([TEXTS[0]])[0]
         assert predictor.predict_class(TEXTS) == [item["label"] for item in classifier(TEXTS)]
         assert predictor.predict_proba("a").shape == (3,)
         pair = {"text": TEXTS[0], "text_pair": TEXTS[1]}

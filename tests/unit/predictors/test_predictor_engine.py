@@ -1,5 +1,6 @@
 """Predictor engine on a fake runner: ends of items, failures, states and counters."""
 
+import itertools
 import random
 from collections import Counter
 from concurrent.futures import Future
@@ -60,6 +61,19 @@ def test_each_item_gets_its_numbers_in_one_delta_without_tokens():
         delta = ends[f"r{number}"]
         assert (delta.finish_reason, delta.token_ids) == ("stop", [])
         assert output_numbers(delta.prediction).tolist() == expected_numbers([number, 7]).tolist()
+
+
+def test_the_size_of_steps_does_not_depend_on_what_else_takes_the_cores_at_the_start():
+    found = []
+    for slowdown in (1, 20):
+        clock, runs = FakeClock(), itertools.count()
+
+        def take(seconds, clock=clock, runs=runs, slowdown=slowdown):
+            clock.now += seconds * (slowdown if next(runs) % 3 else 1)
+
+        engine = predictor_engine(FakeRunner(base_s=0.001, each_s=0.002, sleep=take), clock=clock)
+        found.append(engine.description.max_num_batched_tokens)
+    assert found[1] == pytest.approx(found[0], rel=0.1)
 
 
 def test_named_tensors_go_in_and_come_out_as_safetensors():
@@ -219,7 +233,8 @@ def test_steps_are_measured_before_there_are_requests():
     clock = FakeClock()
     runner = FakeRunner(base_s=0.02, sleep=lambda seconds: setattr(clock, "now", clock.now + seconds))
     engine = predictor_engine(runner, clock=clock, target_step_ms=1000, max_num_batched_tokens=800)
-    assert runner.batches == [1, 1, 1, 1, 5, 8]  # of 1, 8, 64, 500 and 800 tokens, the first twice
+    # Of 1, 8, 64, 500 and 800 tokens, each five times and the first once more.
+    assert runner.batches == [1] * 16 + [5] * 5 + [8] * 5
     assert engine.description.max_num_batched_tokens == 800
     assert engine.description.max_model_len == 100
 

@@ -38,17 +38,13 @@ template:
     {{- include "rayinfer.pod" . | nindent 4 }}
     automountServiceAccountToken: {{ $root.Values.autoscale_pods }}
     terminationGracePeriodSeconds: 60
-    {{- with $root.Values.head.node_selector }}
-    nodeSelector: {{ toJson . }}
-    {{- end }}
+    {{- include "rayinfer.machines" (dict "settings" $root.Values.head) | nindent 4 }}
     {{- if not .serving }}
     {{- include "rayinfer.modelLoader" . | nindent 4 }}
     {{- end }}
     containers:
       - name: ray-head
-        image: {{ $root.Values.image | quote }}
-        env: {{- include "rayinfer.environment" . | nindent 10 }}
-        securityContext: {{- include "rayinfer.containerSecurity" . | nindent 10 }}
+        {{- include "rayinfer.rayContainer" . | nindent 8 }}
         ports:
           - {name: gcs-server, containerPort: 6379}
           - {name: dashboard, containerPort: 8265}
@@ -110,13 +106,11 @@ template:
         whenUnsatisfiable: {{ ternary "DoNotSchedule" "ScheduleAnyway" $group.spread_strictly }}
         labelSelector:
           matchLabels: {{- include "rayinfer.labels" $labels | nindent 12 }}
-    {{- include "rayinfer.machines" (dict "group" $group) | nindent 4 }}
+    {{- include "rayinfer.machines" (dict "settings" $group) | nindent 4 }}
     {{- include "rayinfer.modelLoader" . | nindent 4 }}
     containers:
       - name: ray-worker
-        image: {{ $root.Values.image | quote }}
-        env: {{- include "rayinfer.environment" . | nindent 10 }}
-        securityContext: {{- include "rayinfer.containerSecurity" . | nindent 10 }}
+        {{- include "rayinfer.rayContainer" . | nindent 8 }}
         ports:
           {{- if .serving }}
           - {name: http, containerPort: 8000}

@@ -52,13 +52,55 @@ app.kubernetes.io/component: {{ .component }}
 {{- end }}
 {{- end }}
 
+{{- define "rayinfer.image" -}}
+{{- $image := "rayinfer:cpu" }}
+{{- range .root.Values.workers }}
+{{- if .gpus }}
+{{- $image = "rayinfer:cuda" }}
+{{- end }}
+{{- end }}
+{{- .root.Values.image | default $image | quote }}
+{{- end }}
+
+{{/* Which nodes take a pod, and how: of .settings, the head's or a group's. */}}
 {{- define "rayinfer.machines" -}}
-{{- with .group.node_selector }}
+{{- include "rayinfer.nodes" . }}
+{{- include "rayinfer.classes" . | nindent 0 }}
+{{- end }}
+
+{{- define "rayinfer.nodes" -}}
+{{- with .settings.node_selector }}
 nodeSelector: {{ toJson . }}
 {{- end }}
-{{- if .group.gpus }}
+{{- if or .settings.gpus .settings.tolerations }}
 tolerations:
+  {{- if .settings.gpus }}
   - {key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}
+  {{- end }}
+  {{- range .settings.tolerations }}
+  - operator: {{ .operator | default "Equal" }}
+    {{- with .key }}
+    key: {{ quote . }}
+    {{- end }}
+    {{- with .value }}
+    value: {{ quote . }}
+    {{- end }}
+    {{- with .effect }}
+    effect: {{ . }}
+    {{- end }}
+    {{- if not (kindIs "invalid" .seconds) }}
+    tolerationSeconds: {{ int64 .seconds }}
+    {{- end }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "rayinfer.classes" -}}
+{{- with .settings.priority_class }}
+priorityClassName: {{ quote . }}
+{{- end }}
+{{- with .settings.runtime_class }}
+runtimeClassName: {{ quote . }}
 {{- end }}
 {{- end }}
 
@@ -71,7 +113,10 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{- define "rayinfer.keys" -}}
+{{- define "rayinfer.ownEnvironment" -}}
+{{- range $name, $value := .root.Values.env }}
+- {name: {{ $name | quote }}, value: {{ $value | quote }}}
+{{- end }}
 {{- if kindIs "map" .root.Values.auth }}
 {{- $auth := include "rayinfer.filled" (dict "defaults" .root.Values.defaults.auth "given" .root.Values.auth) | fromJson }}
 - name: RAYINFER_API_KEYS
@@ -80,11 +125,28 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{- define "rayinfer.environment" -}}
-{{- range index .root.Values.environments .root.Values.profile }}
-- {name: {{ .name }}, value: {{ .value | quote }}}
+{{- define "rayinfer.homeEnvironment" -}}
+- {name: HOME, value: /home/rayinfer}
+- {name: RAYINFER_CACHE, value: /home/rayinfer/.cache/rayinfer}
 {{- end }}
-{{- include "rayinfer.keys" . }}
+
+{{/* Image and environment of a container: the variables of .env before the service's own. */}}
+{{- define "rayinfer.container" -}}
+image: {{ include "rayinfer.image" . }}
+env:
+  {{- .env | nindent 2 }}
+  {{- include "rayinfer.ownEnvironment" . | nindent 2 }}
+{{- with .root.Values.env_secrets }}
+envFrom:
+  {{- range . }}
+  - secretRef: {name: {{ quote . }}}
+  {{- end }}
+{{- end }}
+securityContext: {{- include "rayinfer.containerSecurity" . | nindent 2 }}
+{{- end }}
+
+{{- define "rayinfer.rayContainer" -}}
+{{- include "rayinfer.container" (dict "root" .root "env" (toYaml (index .root.Values.environments .root.Values.profile))) }}
 {{- end }}
 
 {{- define "rayinfer.containerSecurity" -}}
@@ -163,12 +225,9 @@ failureThreshold: {{ .failures }}
 {{- if eq .root.Values.storage.kind "init" }}
 initContainers:
   - name: load-models
-    image: {{ .root.Values.image | quote }}
+    {{- include "rayinfer.container" (dict "root" .root "env" "- {name: HOME, value: /home/rayinfer}") | nindent 4 }}
     command: {{ toJson .root.Values.storage.init_command }}
-    env:
-      - {name: HOME, value: /home/rayinfer}
     resources: {{- include "rayinfer.amounts" (dict "cpus" 1 "memory" "2Gi" "gpus" 0) | nindent 6 }}
-    securityContext: {{- include "rayinfer.containerSecurity" . | nindent 6 }}
     volumeMounts:
       - {name: models, mountPath: /models}
       - {name: tmp, mountPath: /tmp}

@@ -5,11 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 from rayinfer import register_predictor
 from rayinfer.config import engine_config
 from rayinfer.predictors.registered import unregister_predictor
+from rayinfer.predictors.runners.fused_convolutions import FusedConvolution
 from rayinfer.protocols import TensorSpec
 from rayinfer_deployments.cli import build_application
 from rayinfer_deployments.cli.doctor.model_checks import engine_checks
@@ -21,6 +23,7 @@ from rayinfer_deployments.cli.doctor.model_checks.service_checks import check_ca
 from support.fakes.fake_runner import FakeRunner, item_request, predictor_engine
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
 from support.tiny_models.tiny_encoders import make_tiny_encoder, save_sentence_layout
+from support.tiny_models.tiny_images import save_classifier
 
 NAME = "a-model-to-be-checked"
 SERVED = Expectations(request_timeout_s=60.0, prediction_cache_bytes=2**20)
@@ -249,6 +252,17 @@ def test_a_tiny_encoder_is_checked_from_the_command_line(embedder):
     for name in ("eval mode", "inference mode", "memory", "dtype", "timeouts", "quantization", "cache"):
         assert found[name]["verdict"] == "pass", found[name]
     assert found["error handling"]["verdict"] == "pass", found["error handling"]
+
+
+def test_fused_convolutions_are_in_eval_mode_and_counted(tmp_path):
+    original = save_classifier(tmp_path, "ResNet")
+    with FlopCounterMode(display=False) as counter, torch.inference_mode():
+        original(torch.zeros(1, 3, 32, 32))
+    with open_model(engine_config(model=str(tmp_path)), SERVED) as model:
+        assert any(isinstance(module, FusedConvolution) for module in model.modules)
+        found = {name: CHECKS[name](model) for name in ("eval mode", "optimised form")}
+    assert found["eval mode"].verdict == "pass", found["eval mode"]
+    assert f"a step has {counter.get_total_flops() / 1e6:.2g} MFLOP" in found["optimised form"].reason
 
 
 def test_the_exit_code_is_1_where_a_check_fails():

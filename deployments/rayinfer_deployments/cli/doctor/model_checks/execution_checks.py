@@ -97,7 +97,7 @@ def check_optimized_form(model: CheckedModel) -> CheckResult:
     """Compare the arithmetic of a long input with the peak rate of torch's own products, measured beside it."""
     name, request = "optimised form", model.samples.longest()
     what = f"kernels {rayinfer_kernels.cpu_kernels_status().path}" if model.samples.takes_text else "torch"
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False, custom_mapping=_formulas()) as counter:
         model.compute([request])
     counted = counter.get_total_flops()
     flops = max(counted, _flops_of_matrices(model, request.num_input_tokens))
@@ -222,6 +222,18 @@ def _reference_seconds(model: CheckedModel, times: int) -> float:
     pairs = [(model.compute([request]).seconds, reference.compute([request]).seconds) for _ in repeat(None, times)]
     reference.engine.exit()
     return min(ours for ours, _ in pairs) / min(theirs for _, theirs in pairs)
+
+
+def _formulas() -> dict[Any, Any]:
+    """Return the arithmetic of oneDNN's convolutions, which torch does not count."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return {}
+
+    def convolution(_: torch.Tensor, weight: torch.Tensor, *args: Any, out_val: torch.Tensor, **kwargs: Any) -> int:
+        return 2 * out_val.numel() * weight.numel() // out_val.shape[1]
+
+    convolution._get_raw = True  # type: ignore[attr-defined]  # as torch's own formulas of tensors have it
+    return {torch.ops.mkldnn._convolution_pointwise: convolution}
 
 
 def _flops_of_matrices(model: CheckedModel, num_tokens: int) -> float:
