@@ -129,6 +129,7 @@ class Families(Collector):
         yield self._engine_counts()
         yield from self._waiting()
         yield from self._tgi_queue()
+        yield from self._role_advice()
         yield from self._counters()
         yield from self._histograms()
         yield from self._service_families()
@@ -237,6 +238,14 @@ class Families(Collector):
             waiting.add_metric([model, ROUTER, *router], counts.num_queued)
             by_reason.add_metric([model, ROUTER, "capacity", *router], counts.num_queued)
         yield from (waiting, by_reason)
+
+    def _role_advice(self) -> Iterator[Metric]:
+        family = metric_list.ADVISED_PREFILL_ENGINES.gauge(has_routers=self._has_routers)
+        for model, counts, router in self._models():
+            if counts.advised_prefill_engines is not None:
+                family.add_metric([model, *router], counts.advised_prefill_engines)
+        if family.samples:
+            yield family
 
     def _tgi_queue(self) -> Iterator[Metric]:
         family = metric_list.TGI_QUEUE_SIZE.gauge(has_routers=self._has_routers)

@@ -70,6 +70,11 @@ TGI_QUEUE_SIZE = of_model("gauge", "tgi_queue_size", "Requests that wait for an 
 PROMPT_TOKENS = of_model("counter", "vllm:prompt_tokens", "Prompt tokens of streams that began to answer.")
 PROMPT_TOKENS_CACHED = of_model("counter", "vllm:prompt_tokens_cached", "Those that the prefix cache had.")
 GENERATION_TOKENS = of_model("counter", "vllm:generation_tokens", "Tokens sent as answers.")
+ADVISED_PREFILL_ENGINES = of_model(
+    "gauge",
+    "rayinfer_advised_prefill_engines",
+    "Engines to which long prompts should go by roles, as measured tails and loads of the last minutes say; 0: none.",
+)
 HANDOVERS = of_model(
     "counter", "rayinfer_handovers", "Streams that a prefill engine began and a decode engine continued."
 )

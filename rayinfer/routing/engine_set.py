@@ -14,13 +14,16 @@ from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import EngineState, StepMessage, TraceEvent
 from rayinfer.predictions import PredictorDescription
 from rayinfer.protocols import EngineClient, KVAddress, KVSource, ModelDescription
-from rayinfer.routing.engine_choice import Candidate, RequestCost, choose
+from rayinfer.routing.engine_choice import Candidate, RequestCost, choose, less_cached, reason_of
 from rayinfer.routing.engine_link import EngineLink
 from rayinfer.routing.kv_sources import find_source, handover_source
 from rayinfer.routing.prefix_index import PrefixIndex
+from rayinfer.routing.role_advice import RoleAdvisor
 from rayinfer.routing.roles import RoleSettings, prefill_engines
 
 logger = logging.getLogger(__name__)
+
+ADVICE_INTERVAL_S = 15.0
 
 
 class RoutingDecision(NamedTuple):
@@ -68,6 +71,9 @@ class EngineSet:
         self._num_waiting = 0
         self._available: list[EngineLink] = []
         self._roles = roles
+        self._advisor = RoleAdvisor(clock)
+        self._advise_at = clock() + ADVICE_INTERVAL_S
+        self._clock = clock
         self._prefill_names: frozenset[str] = frozenset()
         self.without_engines_since: float | None = -math.inf  # seconds of the loop; None with an engine
         self._description: ModelDescription | None = None
@@ -104,6 +110,7 @@ class EngineSet:
             on_trace=self._on_trace,
             is_replaceable=lambda: any(other.name != name for other in self.available()),
             kv_address=kv_address,
+            advisor=self._advisor,
             limits=self._liveness,
         )
         self.links[name] = link
@@ -219,7 +226,7 @@ class EngineSet:
             if not ignore_credits and link.load.is_full(cost.priority, link.stats.credits):
                 continue  # under overload that is nearly every engine: its prefixes need no look-up
             num_cached = self._num_cached_tokens(link, block_hashes) if block_hashes else 0
-            if ignore_credits or link.load.has_credits(_less_cached(cost, num_cached), link.stats.credits):
+            if ignore_credits or link.load.has_credits(less_cached(cost, num_cached), link.stats.credits):
                 num_blocks = self.prefixes.num_blocks(link.name)
                 candidates.append(Candidate(link.name, link.load, num_cached, num_blocks))
         if not candidates:
@@ -230,7 +237,7 @@ class EngineSet:
         return RoutingDecision(
             link,
             chosen.num_cached_tokens,
-            _reason(chosen, fitting),
+            reason_of(chosen, fitting),
             self._find_source(link, chosen.num_cached_tokens, block_hashes),
             chosen.name in self._prefill_names,
         )
@@ -248,7 +255,7 @@ class EngineSet:
             if source is None or link is prefill or link.name in self._prefill_names:
                 continue
             num_cached = len(block_hashes) * link.description.block_size
-            if link.load.has_credits(_less_cached(cost, num_cached), link.stats.credits):
+            if link.load.has_credits(less_cached(cost, num_cached), link.stats.credits):
                 candidates.append(Candidate(link.name, link.load, num_cached, self.prefixes.num_blocks(link.name)))
         if not candidates:
             return None
@@ -358,7 +365,16 @@ class EngineSet:
         link = self.links.get(name)
         if link is not None and link.is_draining and link.num_in_flight == 0:
             self.remove(name, "it was drained")
+        if self._clock() >= self._advise_at:
+            self._advise()
         self._notify_capacity(name)
+
+    def _advise(self) -> None:
+        """Report whether roles would help; where engines have some, or are one, there is nothing to advise."""
+        self._advise_at = self._clock() + ADVICE_INTERVAL_S
+        if self._roles is None and len(self._available) > 1:
+            advice = self._advisor.advise(len(self._available), self.describe().max_num_seqs)
+            self._metrics.set_role_advice(self._model_name, advice.num_prefill)
 
 
 def _predictor_of(tightest: ModelDescription, known: Sequence[ModelDescription]) -> PredictorDescription | None:
@@ -367,21 +383,6 @@ def _predictor_of(tightest: ModelDescription, known: Sequence[ModelDescription])
     if tightest.predictor is None or len(digests) == 1:
         return tightest.predictor
     return replace(tightest.predictor, digest="")
-
-
-def _less_cached(cost: RequestCost, num_cached_tokens: int) -> RequestCost:
-    if not num_cached_tokens:
-        return cost
-    return cost._replace(
-        num_tokens=cost.num_tokens - num_cached_tokens, num_prefill_tokens=cost.num_prefill_tokens - num_cached_tokens
-    )
-
-
-def _reason(chosen: Candidate, candidates: Sequence[Candidate]) -> str:
-    if len(candidates) == 1:
-        return "only"
-    cached = [candidate.num_cached_tokens for candidate in candidates]
-    return "prefix" if min(cached) < max(cached) == chosen.num_cached_tokens else "load"
 
 
 def _cache_config(description: ModelDescription) -> dict[str, str]:
