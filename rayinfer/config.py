@@ -148,6 +148,19 @@ class EngineConfig(BaseModel):
         " text or that its grammar forces are computed in one step; off, auto (as many as pay) or a number of tokens;"
         " answers are the same",
     )
+    draft_model: str | None = Field(
+        None,
+        min_length=1,
+        description="smaller model with the same tokenizer that speculation drafts with, in place of repeated text,"
+        " named as model is; its KV blocks share the memory of the model's; on a CPU, one rank (default: none)",
+    )
+    recent_answers_bytes: int = Field(
+        1 << 20,
+        ge=0,
+        le=1 << 34,
+        description="host memory for recent answers, which speculative decoding also drafts from, each tenant's for it"
+        " alone, in bytes; 0: only a request's own text",
+    )
     enforce_eager: bool = Field(False, description="no CUDA graphs: every operation is launched separately")
     max_cudagraph_capture_size: int | None = Field(
         None,

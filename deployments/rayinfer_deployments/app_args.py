@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import PurePath
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -72,6 +72,11 @@ class ModelArgs(EngineConfig):
         [],
         description="Ray labels of an engine's nodes: one mapping for all of them, or one for each stage or rank that"
         " is placed",
+    )
+    resources: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        {},
+        description="other Ray resources that an engine takes of its node, or of its first one, by their names in"
+        " `ray start --resources`: a node with one of them holds one engine",
     )
     drain_timeout_s: float = Field(
         120.0, ge=0, le=86_400, description="seconds for an engine's requests to finish when it is removed"

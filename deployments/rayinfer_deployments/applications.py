@@ -196,7 +196,7 @@ def _bundles(model: ModelArgs) -> list[dict[str, float]]:
     per_bundle = model.ranks_per_bundle
     gpus = {"GPU": per_bundle * model.num_gpus} if model.num_gpus else {}
     cpus = per_bundle * model.num_cpus_per_rank
-    first = {"CPU": REPLICA_NUM_CPUS + cpus} | gpus
+    first = {"CPU": REPLICA_NUM_CPUS + cpus} | gpus | model.resources
     other = {"CPU": max(cpus, LEAST_NUM_CPUS)} | gpus
     return [first] + [other] * (model.num_ranks // per_bundle - 1)
 

@@ -16,6 +16,7 @@ from rayinfer.config import EngineConfig
 from rayinfer.engine.drafting.drafter import Drafter
 from rayinfer.engine.drafting.grammar_drafter import GrammarDrafter
 from rayinfer.engine.drafting.prompt_lookup import PromptLookup
+from rayinfer.engine.drafting.recent_answers import RecentAnswers
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.engine.loop.schedule_recorder import ScheduleRecorder
 from rayinfer.engine.machine_store import check_store_settings, open_stored_blocks, open_transfers
@@ -29,9 +30,9 @@ from rayinfer.engine.scheduling.request_checks import checked_source
 from rayinfer.engine.scheduling.scheduler import Scheduler
 from rayinfer.engine.scheduling.stored_prefixes import StoredPrefixes
 from rayinfer.engine.worker.cpu_kernels import use_cpu_kernels
+from rayinfer.engine.worker.draft_models.draft_checks import check_draft_model
 from rayinfer.engine.worker.worker import Worker, build_worker
 from rayinfer.errors import ConfigError
-from rayinfer.grammars.compiler import GrammarCompiler
 from rayinfer.kv_cache.block_manager import BlockManager
 from rayinfer.kv_transfer.stored_blocks import StoredBlocks
 from rayinfer.models.encoder_decoder_config import Seq2SeqSettings
@@ -119,8 +120,7 @@ def _assemble(
         stored_prefixes=_stored_prefixes(model, worker, block_manager),
         max_concurrent_batches=executor.max_concurrent_batches,
         supports_async_scheduling=executor.supports_async_scheduling,
-        drafter=(drafter or _drafter(worker.grammars)) if worker.supports_drafts else None,
-        speculation=config.speculation,
+        **_drafting(worker, drafter),
     )
     seq2seq = model.seq2seq
     description = ModelDescription(
@@ -189,8 +189,17 @@ def _offload(worker: Worker) -> KVOffload | None:
     )
 
 
-def _drafter(grammars: GrammarCompiler | None) -> Drafter:
-    return PromptLookup() if grammars is None else GrammarDrafter(grammars, PromptLookup())
+def _drafting(worker: Worker, given: Drafter | None) -> dict[str, Any]:
+    """Return what the scheduler needs for drafts, where steps verify them."""
+    config = worker.config
+    if not worker.supports_drafts:
+        return {}
+    looks_up = config.recent_answers_bytes and worker.draft is None
+    recent = RecentAnswers(config.recent_answers_bytes) if looks_up else None
+    drafter: Drafter = PromptLookup(recent) if worker.draft is None else worker.draft.drafter
+    if worker.grammars is not None:
+        drafter = GrammarDrafter(worker.grammars, drafter)
+    return {"drafter": given or drafter, "speculation": config.speculation, "recent_answers": recent}
 
 
 def _recorded(given: EngineConfig, resolved: EngineConfig, num_blocks: int) -> EngineConfig:
@@ -205,6 +214,7 @@ def _check_settings(config: EngineConfig, folder: Path) -> ModelConfig:
     dtype = torch_dtype(config.dtype, model)
     check_device(config, device, dtype)
     check_store_settings(config, model, device)
+    check_draft_model(config, folder, model, device)
     measured = measured_model(config.model, folder)
     for mode in (config.quantization, None if config.kv_cache_dtype == "auto" else f"{config.kv_cache_dtype}-kv"):
         if mode is not None:

@@ -85,6 +85,11 @@ class RequestTimer:
         self._last_token_s: float | None = None
         self._has_moved = False
 
+    @property
+    def first_token_s(self) -> float | None:
+        """Seconds from the arrival to the first token; None before it."""
+        return None if self._last_token_s is None else self._first_token_s - self._started_s
+
     def record_engine_change(self) -> None:
         """Record that the next token comes from another engine than the earlier ones, if any."""
         self._has_moved = self._last_token_s is not None

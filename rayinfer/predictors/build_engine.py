@@ -33,7 +33,7 @@ PROBE_RUNS, PROBE_S = 5, 0.5  # of one size: the fastest counts, as others take 
 GENERATION_SETTINGS = (
     *("num_kv_blocks", "kv_cache_memory_bytes", "memory_fraction", "kv_offload_bytes"),
     *("kv_store_gib", "kv_store_disk_gib", "kv_store_folder"),
-    *("async_scheduling", "max_cudagraph_capture_size"),
+    *("async_scheduling", "max_cudagraph_capture_size", "draft_model"),
 )
 
 

@@ -197,7 +197,7 @@ class Dispatcher:
                             timers.record(output)
                             yield output
                 except EngineDead as error:
-                    self._record_loss(run, attempt.decision.link.name, error)
+                    self._record_loss(run, timers, attempt.decision.link.name, error)
                 finally:
                     attempt.abort()
                     run.permit.release()
@@ -333,7 +333,7 @@ class Dispatcher:
         left_s = self._time_left_s(run)
         return self._engine_wait_s if left_s is None else min(self._engine_wait_s, left_s)
 
-    def _record_loss(self, run: "_RequestState", engine: str, error: EngineDead) -> None:
+    def _record_loss(self, run: "_RequestState", timers: StreamTimers, engine: str, error: EngineDead) -> None:
         """Count a lost or drained engine; raises EngineDead when the stream may not be retried."""
         stream, budget, is_leaving = run.stream, run.budget, isinstance(error, EngineLeaving)
         if is_leaving:
@@ -347,7 +347,13 @@ class Dispatcher:
             raise EngineDead("every engine that tried to compute this request has ended") from None
         self._metrics.stream_migrated(self._model_name)
         reason = "engine leaves" if is_leaving else "engine lost"
-        self._traces.migrated(stream.request_id, engine=engine, reason=reason, output_tokens=stream.num_output_tokens)
+        self._traces.migrated(
+            stream.request_id,
+            engine=engine,
+            reason=reason,
+            output_tokens=stream.num_output_tokens,
+            first_token_s=timers.first_token_s,
+        )
 
     def _start_timers(self, stream: StreamState) -> StreamTimers:
         request = stream.request

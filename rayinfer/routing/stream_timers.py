@@ -25,6 +25,7 @@ class StreamTimers:
         self._metrics = metrics
         self._model_name = model_name
         self._on_end = on_end
+        self.first_token_s: float | None = None  # from the arrival to the first token of any choice
         self._num_tokens: list[int] = []  # of the choices that have ended
         params = request.sampling_params
         if request.prediction is None:
@@ -45,6 +46,8 @@ class StreamTimers:
                 timer.tokens(len(completion.token_ids), output.num_cached_tokens)
             else:
                 timer.prediction(output.num_cached_tokens)
+            if self.first_token_s is None:
+                self.first_token_s = timer.first_token_s
             if completion.finish_reason is not None:
                 self.finish(completion.index, completion.finish_reason)
 

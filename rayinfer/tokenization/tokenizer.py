@@ -221,6 +221,11 @@ class Tokenizer:
         """Tokens in the vocabulary, added ones included."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
+    def vocabulary(self) -> dict[str, int]:
+        """Return the id of each token's text, of added tokens too."""
+        vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        return vocabulary
+
     @property
     def special_ids(self) -> frozenset[int]:
         """Ids of the tokens without text when special tokens are skipped."""

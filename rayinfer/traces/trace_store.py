@@ -93,11 +93,25 @@ class TraceStore:
                 stored.trace.record("dispatched", time_s=time_s, prompt=prompt, choice=choice, **details)
             self._note_change(stored)
 
-    def migrated(self, request_id: str, *, engine: str, reason: str, output_tokens: int) -> None:
-        """Record that a prompt's open choices migrate to another engine, with the tokens that they have by then."""
+    def migrated(
+        self, request_id: str, *, engine: str, reason: str, output_tokens: int, first_token_s: float | None = None
+    ) -> None:
+        """Record that a prompt's open choices migrate to another engine, with the tokens that they have by then.
+
+        `first_token_s` is the time from the prompt's arrival to its first token: a lost engine's events are lost too.
+        """
         if (stored := self._by_request_id.get(request_id)) is not None:
             prompt = stored.prompts[request_id]
-            stored.trace.record("migrated", prompt=prompt, engine=engine, reason=reason, output_tokens=output_tokens)
+            first_token = {} if first_token_s is None else {"first_token_s": round(first_token_s, 6)}
+            stored.trace.record(
+                "migrated",
+                time_s=None,
+                prompt=prompt,
+                engine=engine,
+                reason=reason,
+                output_tokens=output_tokens,
+                **first_token,
+            )
             self._note_change(stored)
 
     def finished(self, request_id: str, choice: int, reason: FinishReason, output_tokens: int) -> None:

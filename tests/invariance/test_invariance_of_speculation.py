@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.golden.invariance_requests import MixedRequest
+from support.golden.invariance_requests import VOCAB_SIZE, MixedRequest
 from support.golden.invariance_router import run_behind_a_router
 from support.golden.invariance_runs import (
     ROOMY,
@@ -19,6 +19,7 @@ from support.golden.invariance_runs import (
     run_shuffled,
     unreliable_drafter,
 )
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 BLOCK_BYTES = 2 * 2 * 16 * 2 * 16 * 4  # keys and values of 2 layers, 16 tokens, 2 heads of 16 channels in float32
 TIGHT = {"num_kv_blocks": 12}
@@ -114,6 +115,20 @@ def test_engines_that_verify_no_drafts_answer_the_same(settings, folder, request
     for name, expected in alone.outputs.items():
         assert got.outputs[name].outputs == expected.outputs, name
     assert got.stats.num_drafts_total == 0
+
+
+@pytest.mark.parametrize("limits", [ROOMY, TIGHT | SECOND_POOL], ids=["roomy", "swapped"])
+def test_answers_are_the_same_with_drafts_of_the_model_itself(limits, folder, requests, alone):
+    with open_streams(folder, draft_model=str(folder), speculation="auto", **limits) as llm:
+        got = run_shuffled(llm, with_modes(requests), seed=4)
+    check_equal(got, alone, least_accepted=100)
+
+
+def test_answers_are_the_same_with_drafts_of_another_model(folder, requests, alone, tmp_path):
+    draft = make_tiny_llama(tmp_path, vocab_size=VOCAB_SIZE, hidden=32, layers=1, heads=2, kv_heads=1, seed=9)
+    with open_streams(folder, draft_model=str(draft), speculation="auto", max_num_seqs=6, num_kv_blocks=100) as llm:
+        got = run(llm, requests)
+    check_equal(got, alone, least_accepted=0)
 
 
 @pytest.mark.parametrize("mode", [{}, {"quantization": "int8-dynamic", "kv_cache_dtype": "int8"}], ids=str)

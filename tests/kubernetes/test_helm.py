@@ -132,6 +132,23 @@ ODD_SERVICES = {
         "head": {"node_selector": {"pool": "a"}, "tolerations": [{"key": "a"}]},
         "image_pull_secrets": ["registry"],
     },
+    "apart": {
+        "engines_apart": True,
+        "app": {
+            "models": [{"model": "a", "num_replicas": 2}, {"model": "b", "autoscaling": {"max_replicas": 2}}],
+            "router_on_every_node": True,
+        },
+        "workers": [{"name": "a", "pods": 2}],
+    },
+    "batches": {
+        "app": {"models": [{"model": "a"}], "batches_folder": "/batches"},
+        "storage": {"batches_claim": "batches"},
+    },
+    "batches-with-models": {
+        "app": {"models": [{"model": "a"}], "batches_folder": "/home/rayinfer/batches"},
+        "storage": {"kind": "pvc"},
+    },
+    "batches-in-the-pod": {"app": {"models": [{"model": "a"}], "batches_folder": "/tmp/batches"}},
     "route": {
         "ingress": {"gateway": "g", "gateway_namespace": "n"},
         "name": "y",

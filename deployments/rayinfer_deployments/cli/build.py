@@ -23,11 +23,13 @@ def build(
     from rayinfer_deployments.kubernetes.build_files import changed_files, service_files, write_files
 
     try:
-        files, left_out = service_files(file, overlays)
+        files, left_out, warnings = service_files(file, overlays)
     except OSError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}") from None
     for reason in left_out:
         typer.echo(f"left out: {reason}", err=True)
+    for warning in warnings:
+        typer.echo(f"warning: {warning}", err=True)
     if not check:
         written = write_files(files, output)
         typer.echo(f"{len(files)} files in {output}, {written} changed")

@@ -21,10 +21,11 @@ OVERLAY_NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 
 
 class BuiltFiles(NamedTuple):
-    """Texts by their paths, and which built-in overlays do not fit the service."""
+    """Texts by their paths, which built-in overlays do not fit the service, and what it may lose."""
 
     texts: dict[str, str]
     left_out: list[str]
+    warnings: list[str]
 
 
 def service_files(file: Path, overlays: Path | None = None) -> BuiltFiles:
@@ -48,7 +49,17 @@ def service_files(file: Path, overlays: Path | None = None) -> BuiltFiles:
     files = {"serve-config.yaml": HEADER + to_yaml(serve_config(service))}
     objectives = Objectives() if service.monitoring is None else service.monitoring.objectives
     files |= monitoring_files(objectives)
-    return BuiltFiles(files | kustomize_files(settings, variants) | helm_files(settings, variants), left_out)
+    files |= kustomize_files(settings, variants) | helm_files(settings, variants)
+    return BuiltFiles(files, left_out, _warnings(service))
+
+
+def _warnings(service: ServiceFile) -> list[str]:
+    if service.batches_folder is None or service.batches_claim:
+        return []
+    return [
+        f"app.batches_folder: {service.batches_folder} lies in the head's pod, and files and batches are lost with it:"
+        " storage.batches_claim names a claim for them"
+    ]
 
 
 def write_files(files: dict[str, str], folder: Path) -> int:

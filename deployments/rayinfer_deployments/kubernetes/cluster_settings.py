@@ -36,6 +36,10 @@ class StorageSettings(Settings):
     storage_class: OptionalName = Field(
         default="", description="pvc: class of the claim that is made; default: the cluster's own"
     )
+    batches_claim: OptionalName = Field(
+        default="",
+        description="existing claim for app.batches_folder; default: with kind pvc the folder batches of its claim",
+    )
     init_command: list[str] = Field(default=[], description="init: command that fills /models, in the service's image")
     csi_driver: str = Field(
         default="", description="bucket: name of the CSI driver, such as gcsfuse.csi.storage.gke.io"

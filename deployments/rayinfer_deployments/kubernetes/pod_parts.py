@@ -135,8 +135,7 @@ def model_volumes(service: ServiceFile) -> list[Manifest]:
     """Return the volume of the model files."""
     storage = service.storage
     if storage.kind == "pvc":
-        claim = storage.claim or f"{service.name}-models"
-        return [{"name": "models", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}]
+        return [{"name": "models", "persistentVolumeClaim": {"claimName": service.models_claim, "readOnly": True}}]
     if storage.kind == "init":
         return [{"name": "models", "emptyDir": {"sizeLimit": storage.cache_size}}]
     if storage.kind == "bucket":

@@ -1,5 +1,7 @@
 """Pods of Ray's head and of its workers: containers, probes, volumes and their limits."""
 
+import json
+
 from rayinfer_deployments.applications import CLEAN_UP_S
 from rayinfer_deployments.kubernetes.pod_parts import (
     HOME,
@@ -20,7 +22,7 @@ from rayinfer_deployments.kubernetes.pod_parts import (
 )
 from rayinfer_deployments.kubernetes.pod_settings import LEAST_SHARED_MEMORY, WorkerGroup
 from rayinfer_deployments.kubernetes.serve_config import GRPC_PORT, HTTP_PORT
-from rayinfer_deployments.kubernetes.service_file import ServiceFile
+from rayinfer_deployments.kubernetes.service_file import ServiceFile, engine_place
 from rayinfer_deployments.kubernetes.setting_types import Manifest
 
 # The store of Ray's objects, in bytes: Ray's default, 30 % of the pod, would not fit /dev/shm and lie on the disk.
@@ -59,6 +61,10 @@ def head_group(service: ServiceFile, *, is_serving: bool = True) -> Manifest:
             *(model_volumes(service) if needs_models else []),
         ],
     }
+    if is_serving and service.batches_folder and service.batches_claim:
+        pod["volumes"].append({"name": "batches", "persistentVolumeClaim": {"claimName": service.batches_claim}})
+        mount = {"name": "batches", "mountPath": service.batches_folder}
+        container["volumeMounts"].append(mount if service.storage.batches_claim else mount | {"subPath": "batches"})
     if needs_models and service.storage.kind == "init":
         pod["initContainers"] = [model_loader(service)]
     pod |= choice_of_machines(service.head)
@@ -101,7 +107,7 @@ def worker_group(service: ServiceFile, group: WorkerGroup, *, is_serving: bool =
         "replicas": group.pods,
         "minReplicas": group.fewest,
         "maxReplicas": group.most,
-        "rayStartParams": dict(START_PARAMETERS),
+        "rayStartParams": START_PARAMETERS | _engine_places(service),
         "template": {"metadata": {"labels": labels | _picker_labels(service)}, "spec": pod},
     }
 
@@ -166,3 +172,11 @@ def _picker_labels(service: ServiceFile) -> dict[str, str]:
     if service.ingress is None or not service.ingress.inference_pool:
         return {}
     return {"inference.networking.k8s.io/engine-type": "vllm"}
+
+
+def _engine_places(service: ServiceFile) -> dict[str, str]:
+    """Return the parameter that gives a pod a place for an engine of each model, quoted for a shell as Ray reads it."""
+    if not service.engines_apart:
+        return {}
+    places = json.dumps({engine_place(index): 1 for index in range(len(service.app["models"]))})
+    return {"resources": '"' + places.replace('"', '\\"') + '"'}

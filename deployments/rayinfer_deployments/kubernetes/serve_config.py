@@ -17,7 +17,7 @@ def serve_config(service: ServiceFile) -> dict[str, Any]:
         "name": service.name,
         "route_prefix": "/",
         "import_path": OUR_BUILDER,
-        "args": service.app | {"num_routers": service.routers},
+        "args": service.app | {"models": service.placed_models(), "num_routers": service.routers},
     }
     limits = service.profile.limits | service.limits
     if limits:

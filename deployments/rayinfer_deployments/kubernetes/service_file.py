@@ -1,5 +1,6 @@
 """The file of `rayinfer build`: a service on Kubernetes with its models, machines, storage, keys and ingress."""
 
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -25,13 +26,23 @@ from rayinfer_deployments.kubernetes.pod_settings import HeadSettings, WorkerGro
 from rayinfer_deployments.kubernetes.setting_types import ObjectName, VariableName, in_bytes
 
 # What has no place in a job or in KServe's pod: parts of the file, and a model's settings that `rayinfer serve` lacks.
-NOT_OF_JOBS = ("ingress", "monitoring")
+NOT_OF_JOBS = ("engines_apart", "ingress", "monitoring")
 NOT_OF_ENGINES_IN_JOBS = ("seed",)
-NOT_OF_KSERVE = ("high_availability", "ingress", "limits", "monitoring", "queue")
-NOT_OF_SERVE = ("autoscaling", "node_labels", "placement_group_strategy", "revision", "surge_percent", "tokenizer")
+NOT_OF_KSERVE = ("engines_apart", "high_availability", "ingress", "limits", "monitoring", "queue")
+NOT_OF_SERVE = (
+    "autoscaling",
+    "node_labels",
+    "placement_group_strategy",
+    "resources",
+    "revision",
+    "surge_percent",
+    "tokenizer",
+)
 
 # Set in the containers by the manifests or KubeRay.
 OWN_VARIABLES = {*cluster_settings(throughput=True), "HOME", "RAYINFER_CACHE", "RAYINFER_API_KEYS", "RAY_AUTH_TOKEN"}
+
+WRITABLE = ("/home/rayinfer", "/tmp")  # in the pods, whose root is read-only
 
 # What the rest of the file or the cluster settles.
 SETTLED_ELSEWHERE = ("limits", "num_routers", "listen_host", "listen_port", "grpc_port", "tls_cert", "tls_key")
@@ -61,6 +72,9 @@ class ServiceFile(BaseModel):
         description="arguments of build_llm_app: models, api_keys and the rest, as in a file for `serve deploy`"
     )
     limits: dict[str, Any] = Field({}, description="limits of the routers, which change while they run")
+    engines_apart: bool = Field(
+        False, description="keep a model's engines in pods of their own, so that a lost pod takes one of them"
+    )
     routers: int = Field(1, ge=1, le=64, description="routers, which share the connections")
     request_timeout_s: float = Field(3600.0, ge=1, le=86_400, description="longest request through Serve's proxies")
     grpc: bool = Field(True, description="have Serve's proxies take KServe's gRPC calls on port 9000")
@@ -91,6 +105,32 @@ class ServiceFile(BaseModel):
         """Check the application's arguments as `serve deploy` would."""
         return LLMAppArgs(**self.app | {"limits": self.limits, "num_routers": self.routers})
 
+    def placed_models(self) -> list[dict[str, Any]]:
+        """Return the models' settings; with `engines_apart` each engine takes one of what every pod has one of."""
+        models = [dict(model) for model in self.app["models"]]
+        for index, model in enumerate(models if self.engines_apart else []):
+            model["resources"] = {engine_place(index): 1}
+            if model.get("autoscaling") and model.get("surge_percent") is None:
+                model["surge_percent"] = 0  # there may be no free pod for the engine that takes another's place
+        return models
+
+    @property
+    def batches_folder(self) -> str | None:
+        """Return the folder of files and batches in the head's pod."""
+        return self.app_args().batches_folder
+
+    @property
+    def batches_claim(self) -> str:
+        """Return the claim that this folder lies on; empty where it lies in the pod and is lost with it."""
+        if self.storage.batches_claim:
+            return self.storage.batches_claim
+        return self.models_claim if self.storage.kind == "pvc" else ""
+
+    @property
+    def models_claim(self) -> str:
+        """Return the claim of the model files."""
+        return self.storage.claim or f"{self.name}-models"
+
     @property
     def longest_drain_s(self) -> int:
         """Longest time that an engine or router takes to end its requests."""
@@ -111,6 +151,26 @@ class ServiceFile(BaseModel):
             self.app_args()
         except ValidationError as error:
             raise ValueError(_placed(describe_validation_error(error))) from None
+        if placed := [index for index, model in enumerate(self.app_args().models) if model.resources]:
+            raise ValueError(f"app.models.{placed[0]}.resources: the pods have none; engines_apart gives them some")
+        return self
+
+    @model_validator(mode="after")
+    def _batches_have_a_place(self) -> Self:
+        folder = self.batches_folder
+        if folder is None:
+            if self.storage.batches_claim:
+                raise ValueError("storage.batches_claim: without app.batches_folder there are no batches")
+            return self
+        path = PurePosixPath(folder)
+        is_of_the_pod = any(path.is_relative_to(parent) for parent in WRITABLE)
+        if not path.is_absolute() or ".." in path.parts or path.is_relative_to("/models") or folder == "/":
+            raise ValueError(f"app.batches_folder: {folder} is no folder of its own, such as /home/rayinfer/batches")
+        if not self.batches_claim and not is_of_the_pod:
+            raise ValueError(
+                f"app.batches_folder: {folder} cannot be written: give storage.batches_claim, or a folder in"
+                f" {' or '.join(WRITABLE)}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -134,11 +194,19 @@ class ServiceFile(BaseModel):
         if self.batch is not None or self.kserve is not None:
             return self
         args = self.app_args()
-        cpus, gpus = args.fewest_routers * args.router_num_cpus, 0.0
-        for model in args.models:
-            ranks = model.num_ranks * (model.autoscaling.min_replicas if model.autoscaling else model.num_replicas)
-            cpus, gpus = cpus + ranks * model.num_cpus_per_rank, gpus + ranks * model.num_gpus
         pods = [(group.most if self.autoscale_pods else group.pods, group) for group in self.workers]
+        num_pods = sum(number for number, _ in pods)
+        num_routers = num_pods if args.router_on_every_node else args.num_routers
+        cpus, gpus = num_routers * args.router_num_cpus, 0.0
+        for model in args.models:
+            num_engines = model.autoscaling.min_replicas if model.autoscaling else model.num_replicas
+            if self.engines_apart and num_engines > num_pods:
+                raise ValueError(
+                    f"engines_apart: the {num_engines} engines of {model.served_name} need a pod each, and there are"
+                    f" {num_pods}"
+                )
+            ranks = model.num_ranks * num_engines
+            cpus, gpus = cpus + ranks * model.num_cpus_per_rank, gpus + ranks * model.num_gpus
         has_cpus = sum(number * group.cpus for number, group in pods)
         has_gpus = sum(number * group.gpus for number, group in pods)
         if round(cpus, 3) > has_cpus or gpus > has_gpus:
@@ -197,6 +265,11 @@ class ServiceFile(BaseModel):
             kind = "a job" if self.batch is not None else "KServe's pod"
             raise ValueError(f"{kind} has no place for {', '.join(lost)}")
         return self
+
+
+def engine_place(index: int) -> str:
+    """Name the Ray resource of which each pod has one for an engine of a model."""
+    return f"engine-{index}"
 
 
 def _placed(description: str) -> str:

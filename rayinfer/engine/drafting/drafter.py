@@ -18,6 +18,7 @@ class DraftRow(NamedTuple):
     prompt_len: int
     limit: int  # the most tokens that are wanted, at least 1
     grammar: StructuredOutputsParams | None = None
+    salt: bytes = b""  # texts of others with the same one may be drafted from
 
 
 class Drafter(Protocol):

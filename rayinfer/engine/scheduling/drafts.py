@@ -6,7 +6,9 @@ import numpy as np
 
 from rayinfer.engine.drafting.draft_lengths import ENGINE_DEFAULT, OFF, DraftLengths, speculation_mode
 from rayinfer.engine.drafting.drafter import Drafter, DraftRow
+from rayinfer.engine.drafting.recent_answers import RecentAnswers
 from rayinfer.engine.plan.step_plan import Int64Array, SampledTokens, StepPlan
+from rayinfer.engine.scheduling.request import Request
 from rayinfer.engine.scheduling.running_batch import RunningBatch
 from rayinfer.sampling_params import Speculation
 
@@ -19,10 +21,18 @@ class Drafts:
     and values of a draft that was not accepted lie behind the row's computed tokens, where the next step writes.
     """
 
-    def __init__(self, batch: RunningBatch, drafter: Drafter, block_size: int, speculation: Speculation) -> None:
+    def __init__(
+        self,
+        batch: RunningBatch,
+        drafter: Drafter,
+        block_size: int,
+        speculation: Speculation,
+        recent_answers: RecentAnswers | None = None,
+    ) -> None:
         self._table = batch.table
         self._batch = batch
         self._drafter = drafter
+        self._recent_answers = recent_answers  # that the drafter looks in
         self._block_size = block_size
         self._default = speculation_mode(speculation)
         self._lengths = DraftLengths(batch.table.num_rows)
@@ -65,6 +75,19 @@ class Drafts:
         self.num_draft_tokens += int(num_drafts.sum())
         self.num_accepted_tokens += int(num_accepted.sum())
 
+    def remember(self, request: Request) -> None:
+        """Keep the answer of a request that has ended well, if it drafts, for drafts of others."""
+        if self._recent_answers is None or request.finish_reason == "error":
+            return
+        mode = speculation_mode(request.params.speculation)
+        if (self._default if mode == ENGINE_DEFAULT else mode) != OFF:
+            self._recent_answers.add(request.salt, request.token_ids, request.prompt_len)
+
+    def forget(self) -> None:
+        """Forget all answers: the weights may be others afterwards."""
+        if self._recent_answers is not None:
+            self._recent_answers.forget()
+
     def _num_slots(self, rows: Int64Array) -> Int64Array:
         """Return how many more tokens the rows' blocks have slots for."""
         slots: Int64Array = self._table.num_blocks[rows] * self._block_size - self._table.num_tokens[rows]
@@ -105,6 +128,7 @@ class Drafts:
                 prompt_len=request.prompt_len,
                 limit=limit,
                 grammar=request.params.structured_outputs,
+                salt=request.salt,
             )
             for row, request, length, limit in zip(rows.tolist(), requests, lengths, limits.tolist(), strict=True)
         ]

@@ -5,6 +5,7 @@ from collections import deque
 import numpy as np
 
 from rayinfer.engine.drafting.drafter import Drafter
+from rayinfer.engine.drafting.recent_answers import RecentAnswers
 from rayinfer.engine.plan.executor_commands import BlockCopy
 from rayinfer.engine.plan.step_plan import (
     BoolArray,
@@ -62,6 +63,7 @@ class Scheduler:
         supports_async_scheduling: bool = False,
         drafter: Drafter | None = None,
         speculation: Speculation = "off",
+        recent_answers: RecentAnswers | None = None,
     ) -> None:
         block_size = block_manager.block_size
         # No more rows than tokens in a step: every decoding request has its token in every step.
@@ -90,7 +92,7 @@ class Scheduler:
         self._schedule = step_schedule(
             self._table, max_concurrent_batches, supports_async_scheduling=supports_async_scheduling
         )
-        self._drafts = None if drafter is None else Drafts(self.batch, drafter, block_size, speculation)
+        self._drafts = None if drafter is None else Drafts(self.batch, drafter, block_size, speculation, recent_answers)
         self._new_requests: list[NewRequestData] = []
         self._rows_to_resend: list[int] = []
         self._prefilling: dict[Request, None] = {}  # an ordered set; some may have left since the last plan
@@ -166,6 +168,8 @@ class Scheduler:
             self._admission.preempt(self._table.request_at(row), may_swap=False)
         if self._offload is not None:
             self._offload.drop_all()
+        if self._drafts is not None:
+            self._drafts.forget()
         self.blocks.reset_prefix_cache()
 
     # State
@@ -356,6 +360,8 @@ class Scheduler:
         self._num_background -= request.is_background
         self._admission.free(request)
         request.finish_reason = reason
+        if self._drafts is not None:
+            self._drafts.remember(request)
         finished = self._totals.requests_finished_total
         finished[reason] = finished.get(reason, 0) + 1
         if request.trace is not None:

@@ -7,6 +7,7 @@ from rayinfer.engine.plan.executor import StepHandle
 from rayinfer.engine.plan.executor_commands import BlockCopy, SleepLevel
 from rayinfer.engine.plan.step_plan import StepPlan
 from rayinfer.engine.worker.cores import Cores
+from rayinfer.engine.worker.draft_models.draft_memory import DraftMemory
 from rayinfer.engine.worker.model_memory import ModelMemory
 from rayinfer.engine.worker.model_runner import ModelRunner
 
@@ -23,12 +24,14 @@ class InProcessExecutor:
         cores: Cores | None = None,
         *,
         supports_async_scheduling: bool = False,
+        draft: DraftMemory | None = None,
     ) -> None:
         self.supports_async_scheduling = supports_async_scheduling
         self.max_concurrent_batches = 2 if supports_async_scheduling else 1
         self.runner = runner
         self._memory = memory
         self._cores = cores
+        self._draft = draft
 
     def submit(self, plan: StepPlan) -> StepHandle:
         """Start the step; on a CPU, compute it."""
@@ -47,6 +50,8 @@ class InProcessExecutor:
         if level is SleepLevel.RECOMPUTE:
             self.runner.decoder = None  # or it would keep the weights
         self._memory.release(level, blocks_in_use)
+        if self._draft is not None:
+            self._draft.release(level)
 
     def restore(self, level: SleepLevel) -> None:
         """Allocate it again."""
@@ -54,6 +59,8 @@ class InProcessExecutor:
         self.runner.decoder = self._memory.decoder
         if level is not SleepLevel.PERSIST:
             self.runner.recapture()
+        if self._draft is not None:
+            self._draft.restore(level)
 
     def check(self) -> None:
         """Do nothing: it lives as long as this process."""
@@ -62,5 +69,7 @@ class InProcessExecutor:
         """Free the weights and the cache."""
         self.runner.decoder = None
         self._memory.drop()
+        if self._draft is not None:
+            self._draft.drop()
         if self._cores is not None:
             self._cores.release()

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.ranks.pipeline_link import ONLY_STAGE, PipelineLink, Stage
 from rayinfer.engine.ranks.rank_coordinates import Ranks, any_device
 from rayinfer.engine.worker.cores import cores_of, set_threads
+from rayinfer.engine.worker.draft_models.draft_memory import DraftWeights
 from rayinfer.engine.worker.encoder_decoder_runner import EncoderDecoderRunner
 from rayinfer.engine.worker.graphs.cuda_graphs import CudaGraphs
 from rayinfer.engine.worker.graphs.decode_graphs import DecodeGraphs, Draw
@@ -30,6 +32,7 @@ from rayinfer.errors import ConfigError
 from rayinfer.grammars.compiler import GrammarCompiler
 from rayinfer.kv_cache.cache_tensors import BlockShape
 from rayinfer.kv_cache.pool_size import count_kv_blocks, count_offload_blocks, count_static_blocks
+from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.encoder_decoder import EncoderDecoder
 from rayinfer.models.loader import torch_dtype
@@ -64,7 +67,8 @@ class Worker(ABC):
         self.longest_sequence = _longest_sequence(self.config, model)
         self._stage = self._pipeline_stage()
         self.grammars = self._new_grammars()
-        memory = self._load_model()
+        draft_weights = self._load_draft_model()
+        memory = self._load_model(0 if draft_weights is None else draft_weights.shape.num_bytes)
         self.num_offload_blocks = memory.num_offload_blocks
         self.block_views = memory.block_views
         runner = self._new_runner(memory)
@@ -73,8 +77,17 @@ class Worker(ABC):
         if graphs is not None:
             with startup_step("capturing CUDA graphs"):
                 runner.record(graphs)
+        cores = cores_of(self.config, self._device)
+        self.draft = None
+        if draft_weights is not None:
+            self.draft = draft_weights.with_blocks(
+                memory.num_blocks,
+                vocab_size=model.vocab_size,
+                max_model_len=self.max_model_len,
+                hold_cores=nullcontext if cores is None else cores.hold,
+            )
         self.executor = InProcessExecutor(
-            runner, memory, cores_of(self.config, self._device), supports_async_scheduling=self._is_async
+            runner, memory, cores, supports_async_scheduling=self._is_async, draft=self.draft
         )
 
     @property
@@ -137,8 +150,15 @@ class Worker(ABC):
             group.coordinates, PipelineLink(group.coordinates, group.world, self._device, hidden_size, self._dtype)
         )
 
-    def _load_model(self) -> ModelMemory:
-        """Load the weights and allocate as many blocks as the remaining memory holds."""
+    def _load_draft_model(self) -> DraftWeights | None:
+        if self.config.draft_model is None:
+            return None
+        with startup_step("loading the draft model"):
+            cache_type = _CACHE_TYPES.get(self.config.kv_cache_dtype)
+            return DraftWeights(self.config, resolve_model(self.config.draft_model), cache_type)
+
+    def _load_model(self, draft_block_bytes: int) -> ModelMemory:
+        """Load the weights and allocate as many blocks as the remaining memory holds, and a draft model as many."""
         shard = UNSHARDED if self._group is None else self._group.shard
         load = weight_loader(self.config, self.folder, self._dtype, self._device, shard)
         decoder = load()
@@ -151,7 +171,7 @@ class Worker(ABC):
             computed_on=self._device,
         )
         self.block_shape = shape
-        num_blocks, num_offload_blocks = self._agree_on_blocks(shape)
+        num_blocks, num_offload_blocks = self._agree_on_blocks(shape, draft_block_bytes)
         self.num_blocks = num_blocks - self.num_scratch  # of the pool, for requests
         self.max_model_len = min(self.longest_sequence, self.num_blocks * self.config.block_size)
         prepare = self._preparation()
@@ -161,10 +181,10 @@ class Worker(ABC):
             sizes = {"num_blocks": num_blocks, "num_offload_blocks": num_offload_blocks}
             return ModelMemory(decoder, load_again, shape, device=self._device, **sizes)
 
-    def _agree_on_blocks(self, shape: BlockShape) -> list[int]:
+    def _agree_on_blocks(self, shape: BlockShape, draft_block_bytes: int) -> list[int]:
         """Count the blocks of both pools that all ranks have memory for."""
         host_bytes = shape.num_bytes * self.config.num_ranks  # ranks share the host's memory
-        block_bytes = host_bytes if self._device.type == "cpu" else shape.num_bytes
+        block_bytes = draft_block_bytes + (host_bytes if self._device.type == "cpu" else shape.num_bytes)
         reserved_bytes = 0  # GPU memory for activations, and for graphs, which are captured after the allocation
         if self._device.type == "cuda":
             padding, has_graphs = self.num_padding_tokens, self._uses_graphs

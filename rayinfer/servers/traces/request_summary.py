@@ -31,7 +31,7 @@ def summary_of(kept: StoredTrace, model: ServedModel | None, *, names_tenant: bo
         "migrations": len(_all(events, "migrated")),
         "preemptions": len(_all(events, "preempted")),
         "queue_s": _since(received_s, _all(events, "dispatched")[:1]),
-        "first_token_s": _since(received_s, _all(events, "first_token")[:1]),
+        "first_token_s": _first_token_s(received_s, events),
         "total_s": None if state != "finished" else _since(received_s, finished[-1:]),
     }
     if names_tenant:
@@ -55,6 +55,15 @@ def _sum_of_prompts(events: Iterable[TraceEvent], detail: str) -> int:
     for event in events:
         by_prompt.setdefault(event.details.get("prompt"), int(event.details.get(detail, 0)))
     return sum(by_prompt.values())
+
+
+def _first_token_s(received_s: float, events: list[TraceEvent]) -> float | None:
+    """Return the least time to a first token, of what engines recorded and, of lost engines, routers."""
+    of_lost = [
+        float(event.details["first_token_s"]) for event in _all(events, "migrated") if "first_token_s" in event.details
+    ]
+    recorded = _since(received_s, _all(events, "first_token")[:1])
+    return min(of_lost if recorded is None else [*of_lost, recorded], default=None)
 
 
 def _since(start_s: float, events: list[TraceEvent]) -> float | None:

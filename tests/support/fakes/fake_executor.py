@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayinfer.engine.drafting.drafter import Drafter
+from rayinfer.engine.drafting.recent_answers import RecentAnswers
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.engine.plan.executor_commands import BlockCopy, SleepLevel
 from rayinfer.engine.plan.step_plan import (
@@ -382,6 +383,7 @@ def drive(
     open_store: Callable[[], KVBlockStore] | None = None,
     drafter: Drafter | None = None,
     speculation: Speculation = "auto",
+    recent_answers: RecentAnswers | None = None,
 ) -> Driven:
     """Build an engine over a small pool."""
     executor = FakeExecutor(
@@ -409,6 +411,7 @@ def drive(
         supports_async_scheduling=supports_async_scheduling,
         drafter=drafter,
         speculation=speculation,
+        recent_answers=recent_answers,
     )
     executor.name_of_row = scheduler.request_id_at
     description = ModelDescription(

@@ -25,6 +25,26 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         },
         "ingress: in an incremental upgrade KubeRay's own Gateway moves the requests",
     ),
+    (
+        {"engines_apart": True, "app": {"models": [{"model": "m", "num_replicas": 2}]}},
+        "engines_apart: the 2 engines of .* need a pod each, and there are 1",
+    ),
+    (
+        {"app": {"models": [{"model": "m", "resources": {"a": 1}}]}},
+        "app.models.0.resources: the pods have none; engines_apart gives them some",
+    ),
+    ({"app": {"models": [{"model": "m"}], "router_on_every_node": True}, "routers": 2}, "exclude each other"),
+    ({"storage": {"batches_claim": "a"}}, "storage.batches_claim: without app.batches_folder there are no batches"),
+    (
+        {"app": {"models": [{"model": "m"}], "batches_folder": "/data/batches"}},
+        "app.batches_folder: /data/batches cannot be written: give storage.batches_claim",
+    ),
+    (
+        {"app": {"models": [{"model": "m"}], "batches_folder": "/models/batches"}, "storage": {"kind": "pvc"}},
+        "app.batches_folder: /models/batches is no folder of its own",
+    ),
+    ({"app": {"models": [{"model": "m"}], "batches_folder": "/tmp/../etc"}}, "/tmp/../etc is no folder of its own"),
+    ({"engines_apart": True, "kserve": {}}, "KServe's pod has no place for engines_apart"),
     ({"monitoring": {}, "kserve": {}}, "KServe's pod has no place for monitoring"),
     ({"monitoring": {"objectives": {"itl_s": 0.3, "ttft_s": 3}}}, "ttft_s: .*3 s is no limit of a bucket"),
     ({"name": "Upper"}, "name: String should match pattern"),

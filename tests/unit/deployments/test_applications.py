@@ -96,6 +96,7 @@ def test_two_models_of_the_same_settings_have_engines_of_their_own():
         ({"num_cpus": 1, "num_gpus": 1, "pipeline_parallel_size": 2}, [{"CPU": 1.05, "GPU": 1}, {"CPU": 1, "GPU": 1}]),
         ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, [{"CPU": 0.175}] + [{"CPU": 0.125}] * 3),
         ({"num_cpus": 0, "tensor_parallel_size": 2}, [{"CPU": 0.05}, {"CPU": 0.001}]),
+        ({"tensor_parallel_size": 2, "resources": {"place": 1}}, [{"CPU": 0.3, "place": 1}, {"CPU": 0.25}]),
     ],
 )
 def test_every_rank_has_a_bundle_of_its_own_on_one_node_and_the_replica_is_in_the_first(settings, bundles):

@@ -63,7 +63,19 @@ async def test_a_trace_has_the_tokens_that_a_lost_engine_gave(service):
     await read_on(service, stream, engine=1)
     (migrated,) = [details for name, details in service.trace() if name == "migrated"]
     given = len(service.tokenizer.encode("X"))
+    assert 0 <= migrated.pop("first_token_s") < 60
     assert migrated == {"prompt": None, "engine": "engine-0", "reason": "engine lost", "output_tokens": given}
+
+
+async def test_a_stream_that_migrates_before_its_first_token_has_no_time_to_it(service):
+    reading = asyncio.ensure_future(anext(service.open("a", trace=True)))
+    await until(lambda: "a/0" in service.engines[0].submitted_ids)
+    service.engines[0].die(EngineDead("gone"))
+    await until(lambda: "a/0@1" in service.engines[1].submitted_ids)
+    service.say("a/0@1", "X", "length", engine=1)
+    assert (await reading).finished
+    (migrated,) = [details for name, details in service.trace() if name == "migrated"]
+    assert "first_token_s" not in migrated
 
 
 async def test_only_the_choices_that_are_open_go_on(service):

@@ -201,12 +201,22 @@ failureThreshold: {{ .failures }}
 {{- end }}
 {{- end }}
 
+{{- define "rayinfer.modelsClaim" -}}
+{{- .root.Values.storage.claim | default (printf "%s-models" .root.Values.name) }}
+{{- end }}
+
+{{/* The claim of files and batches; empty where they lie in the head's pod. */}}
+{{- define "rayinfer.batchesClaim" -}}
+{{- $of_models := eq .root.Values.storage.kind "pvc" | ternary (include "rayinfer.modelsClaim" .) "" }}
+{{- .root.Values.storage.batches_claim | default $of_models }}
+{{- end }}
+
 {{- define "rayinfer.modelVolumes" -}}
 {{- $storage := .root.Values.storage }}
 {{- if eq $storage.kind "pvc" }}
 - name: models
   persistentVolumeClaim:
-    claimName: {{ $storage.claim | default (printf "%s-models" .root.Values.name) | quote }}
+    claimName: {{ include "rayinfer.modelsClaim" . | quote }}
     readOnly: true
 {{- else if eq $storage.kind "init" }}
 - {name: models, emptyDir: {sizeLimit: {{ $storage.cache_size | quote }}}}

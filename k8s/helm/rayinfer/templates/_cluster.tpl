@@ -13,7 +13,18 @@ applications:
   - name: {{ .Values.name | quote }}
     route_prefix: /
     import_path: rayinfer_deployments.applications:build_llm_app
-    args: {{- set (deepCopy .Values.app) "num_routers" .Values.routers | toYaml | nindent 6 }}
+    {{- $models := list }}
+    {{- range $index, $model := .Values.app.models }}
+    {{- $model = deepCopy $model }}
+    {{- if $.Values.engines_apart }}
+    {{- $_ := set $model "resources" (dict (printf "engine-%d" $index) 1) }}
+    {{- if and $model.autoscaling (kindIs "invalid" $model.surge_percent) }}
+    {{- $_ := set $model "surge_percent" 0 }}
+    {{- end }}
+    {{- end }}
+    {{- $models = append $models $model }}
+    {{- end }}
+    args: {{- set (set (deepCopy .Values.app) "models" $models) "num_routers" .Values.routers | toYaml | nindent 6 }}
     {{- $limits := include "rayinfer.filled" (dict "defaults" (index .Values.profile_limits .Values.profile) "given" .Values.limits) | fromJson }}
     {{- if $limits }}
     deployments:
@@ -28,6 +39,10 @@ wget -T 4 -q -O- http://127.0.0.1:{{ . }} | grep -q success
 
 {{- define "rayinfer.head" -}}
 {{- $root := .root }}
+{{- $batches := "" }}
+{{- if and .serving $root.Values.app.batches_folder }}
+{{- $batches = include "rayinfer.batchesClaim" . }}
+{{- end }}
 {{- $raylet := include "rayinfer.health" "52365/api/local_raylet_healthz" }}
 {{- $ready := printf "%s && %s" $raylet (include "rayinfer.health" "8265/api/gcs_healthz") }}
 rayStartParams: {num-cpus: "0", dashboard-host: 0.0.0.0, metrics-export-port: "8080", object-store-memory: "400000000"}
@@ -61,8 +76,18 @@ template:
           {{- with .batch }}
           - {name: data, mountPath: /data}
           {{- end }}
+          {{- if $batches }}
+          - name: batches
+            mountPath: {{ $root.Values.app.batches_folder | quote }}
+            {{- if not $root.Values.storage.batches_claim }}
+            subPath: batches
+            {{- end }}
+          {{- end }}
     volumes:
       {{- include "rayinfer.volumes" (dict "root" $root "shared" "512Mi") | nindent 6 }}
+      {{- with $batches }}
+      - {name: batches, persistentVolumeClaim: {claimName: {{ quote . }}}}
+      {{- end }}
       {{- if not .serving }}
       {{- include "rayinfer.modelVolumes" . | nindent 6 }}
       {{- end }}
@@ -86,7 +111,16 @@ groupName: {{ $group.name | quote }}
 replicas: {{ $group.pods }}
 minReplicas: {{ kindIs "invalid" $group.min_pods | ternary $group.pods $group.min_pods }}
 maxReplicas: {{ kindIs "invalid" $group.max_pods | ternary (max 1 (int $group.pods)) $group.max_pods }}
-rayStartParams: {metrics-export-port: "8080", object-store-memory: "400000000"}
+rayStartParams:
+  metrics-export-port: "8080"
+  object-store-memory: "400000000"
+  {{- if $root.Values.engines_apart }}
+  {{- $places := list }}
+  {{- range $index, $_ := $root.Values.app.models }}
+  {{- $places = append $places (printf "\\\"engine-%d\\\": 1" $index) }}
+  {{- end }}
+  resources: '"{{ printf "{%s}" (join ", " $places) }}"'
+  {{- end }}
 template:
   metadata:
     labels:

@@ -8,7 +8,7 @@ const REFRESH_MS = 2000;
 const COLUMNS = ["Received", "Request", "Model", "State", "Prompt", "Cached", "Output", "Queue", "First token", "Total", "Engines"];
 
 export function requestsView(main, id) {
-  const input = el("input", { type: "text", value: id, "aria-label": "Request id", placeholder: "id of an answer, such as chatcmpl-…", spellcheck: "false" });
+  const input = el("input", { type: "text", value: id, "aria-label": "Request id", placeholder: "id, such as chatcmpl-…", spellcheck: "false" });
   const result = el("div", { class: "trace" });
   const search = () => { location.hash = input.value.trim() ? `#requests/${encodeURIComponent(input.value.trim())}` : "#requests"; };
   input.addEventListener("keydown", (key) => { if (key.key === "Enter") search(); });

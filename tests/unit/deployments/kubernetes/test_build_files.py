@@ -57,7 +57,7 @@ SERVICES = {
         ("gpu", ["queue"]),
         ("monitoring", []),
         ("autoscale_pods", []),
-        ("job", ["monitoring", "gateway"]),
+        ("job", ["ha", "monitoring", "gateway"]),
         ("kserve", ["gpu-tp2", "multi-node", "ha", "incremental-upgrade", "monitoring", "gateway", "queue"]),
         ("init", ["gpu", "gpu-tp2", "kserve"]),
     ],
@@ -83,7 +83,9 @@ def test_features_keep_the_models_of_the_service(tmp_path: Path) -> None:
     config = yaml.safe_load(
         yaml.safe_load(texts["overlays/ha/patch-rayservice-rayinfer.yaml"])["spec"]["serveConfigV2"]
     )
-    assert config["applications"][0]["args"]["models"] == [{"model": "m", "num_gpus": 1, "num_replicas": 2}]
+    assert config["applications"][0]["args"]["models"] == [
+        {"model": "m", "num_gpus": 1, "num_replicas": 2, "resources": {"engine-0": 1}}
+    ]
 
 
 @pytest.mark.parametrize(

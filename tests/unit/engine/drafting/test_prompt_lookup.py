@@ -4,11 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayinfer.engine.drafting.drafter import DraftRow
-from rayinfer.engine.drafting.prompt_lookup import LONGEST_MATCH, PromptLookup, continuation
+from rayinfer.engine.drafting.matches import LONGEST_MATCH
+from rayinfer.engine.drafting.prompt_lookup import PromptLookup, continuation
 
 
 def found(token_ids, limit=4):
-    return continuation(np.array(token_ids, np.int32), limit)
+    return continuation(np.array(token_ids, np.int32), limit)[1]
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def test_a_match_at_the_begin_of_the_prompt_is_found():
 
 @given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 16))
 def test_no_earlier_place_matches_longer_than_the_one_that_is_continued(token_ids, limit):
-    draft = found(token_ids, limit)
+    length, draft = continuation(np.array(token_ids, np.int32), limit)
 
     def length_of(end):
         length = 0
@@ -46,8 +47,9 @@ def test_no_earlier_place_matches_longer_than_the_one_that_is_continued(token_id
     lengths = {end: length_of(end) for end in range(len(token_ids) - 1)}
     longest = max(lengths.values(), default=0)
     if longest < 2:
-        assert draft == []
+        assert (length, draft) == (0, [])
         return
+    assert length == longest
     end = max(end for end, length in lengths.items() if length == longest)
     known = list(token_ids)
     for _ in range(limit):

@@ -2,6 +2,8 @@
 
 import pytest
 
+from rayinfer.engine.drafting.prompt_lookup import PromptLookup
+from rayinfer.engine.drafting.recent_answers import RecentAnswers
 from rayinfer.errors import EngineDead
 from rayinfer.protocols import Pause, Resume
 from support.fakes.fake_executor import EOS, INVALID, drive, expected_tokens, mixed_answer, numbers
@@ -203,3 +205,42 @@ def test_an_engine_that_dies_with_drafts_in_a_step_says_so():
     driven.executor.failure = lambda context: EngineDead("gone")
     with pytest.raises(EngineDead):
         driven.step()
+
+
+def drive_with_memory(**settings):
+    recent = RecentAnswers(1 << 20)
+    return recent, drive(drafter=PromptLookup(recent), recent_answers=recent, **settings)
+
+
+def test_an_answer_that_a_tenant_got_before_is_drafted_for_it_alone():
+    recent, driven = drive_with_memory(speculation=4)
+    ask = {"max_tokens": 13, "tenant": "a"}
+    driven.add("first", numbers(6), **ask)
+    driven.run()
+    assert driven.engine.stats.accepted_draft_tokens_total == 0
+    others = [{"tenant": "b"}, {"cache_salt": "b"}, {"adapter": "b"}]
+    for number, other in enumerate(others):
+        driven.add(f"other{number}", numbers(6), **ask | other)
+        driven.run()
+    assert driven.engine.stats.num_drafts_total == 0
+    driven.add("again", numbers(6), **ask)
+    driven.run()
+    assert driven.tokens["again"] == driven.tokens["first"] == expected_tokens(numbers(6), 13)
+    assert driven.engine.stats.accepted_draft_tokens_total == 9  # all but the first token and those behind drafts
+    driven.scheduler.drop_computed()
+    assert recent.num_bytes == 0
+
+
+def test_answers_that_do_not_draft_or_failed_are_not_kept():
+    recent, driven = drive_with_memory(speculation="off")
+    driven.add("a", numbers(6))
+    driven.run()
+    assert recent.num_bytes == 0
+    driven.add("b", numbers(6), speculation="auto")
+    driven.run()
+    assert recent.num_bytes > 0
+    recent, driven = drive_with_memory(answer=lambda context: INVALID if len(context) == 9 else mixed_answer(context))
+    driven.add("a", numbers(6), max_tokens=9)
+    driven.run()
+    assert driven.reasons() == {"a": "error"}
+    assert recent.num_bytes == 0

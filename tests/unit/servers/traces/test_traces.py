@@ -161,6 +161,8 @@ async def test_recent_requests_are_listed_without_texts(client, generator, trace
     assert (first["state"], first["finish_reasons"], first["engines"]) == ("finished", ["stop"], ["e1"])
     assert (first["migrations"], first["preemptions"]) == (1, 1)
     assert 1.0 <= first["first_token_s"] < 60
+    traces.migrated(request_id, engine="e1", reason="engine lost", output_tokens=2, first_token_s=0.25)
+    assert (await listed(client))[0]["first_token_s"] == 0.25
     assert "secret" not in str(first)
     assert "tenant" not in first
     assert len(await listed(client, limit=1)) == 1
