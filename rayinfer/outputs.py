@@ -20,6 +20,7 @@ TraceEventName = Literal[
     "swapped_out",
     "swapped_in",
     "loaded",
+    "speculated",
     "finished",
 ]
 

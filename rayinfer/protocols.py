@@ -132,6 +132,7 @@ class ModelDescription:
     predictor: PredictorDescription | None = None  # of a model that does not generate
     kernels: str = ""  # what computes: a CPU kernel path, triton or torch; empty: unknown
     device: str = ""  # CPU threads or GPUs of the engine, for operators; empty: unknown
+    speculation: str = ""  # drafts of next tokens, or why there are none; empty: off
 
     def longest_prompt(self, *, generates: bool = True) -> int:
         """Return the maximum prompt length: `max_model_len`, less one where the answer follows in the same context."""
@@ -154,6 +155,7 @@ class ModelDescription:
             f"{self.kv_blocks_total:,} KV blocks ({num_tokens:,} tokens)",
             f"CUDA graphs for up to {largest_graph} requests" if largest_graph else "no CUDA graphs",
             *([f"{self.kernels} kernels"] if self.kernels else []),
+            *([self.speculation] if self.speculation else []),
         ]
         return ", ".join(parts)
 

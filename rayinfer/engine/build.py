@@ -141,6 +141,7 @@ def _assemble(
         bad_token_sequences=() if seq2seq is None else seq2seq.bad_token_sequences,
         kernels=_kernels(any_device(), torch_dtype(config.dtype, model)),
         device=_device(any_device(), config.num_ranks),
+        speculation=_speculation(worker),
     )
     _logger.info("engine for %s: %s", description.name, description.capacity)
     parts: dict[str, Any] = {"description": description, "scheduler": scheduler, "executor": executor}
@@ -200,6 +201,18 @@ def _drafting(worker: Worker, given: Drafter | None) -> dict[str, Any]:
     if worker.grammars is not None:
         drafter = GrammarDrafter(worker.grammars, drafter)
     return {"drafter": given or drafter, "speculation": config.speculation, "recent_answers": recent}
+
+
+def _speculation(worker: Worker) -> str:
+    """Say what speculative decoding does, if the settings ask for it."""
+    config = worker.config
+    if config.speculation == "off":
+        return ""
+    if worker.no_drafts_because:
+        return f"no speculation ({worker.no_drafts_because})"
+    drafter = "of repeated text" if config.draft_model is None else f"by {config.draft_model}"
+    waits = ", which waits for each step in spite of async_scheduling" if config.async_scheduling else ""
+    return f"speculation {config.speculation} {drafter}{waits}"
 
 
 def _recorded(given: EngineConfig, resolved: EngineConfig, num_blocks: int) -> EngineConfig:

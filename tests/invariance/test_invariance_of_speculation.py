@@ -106,11 +106,11 @@ def test_answers_are_the_same_with_drafts_when_requests_move_from_engine_to_engi
 
 @pytest.mark.parametrize(
     "settings",
-    [{"async_scheduling": True, **ROOMY}, {"engine": "static", "max_num_seqs": 8}],
+    [{"async_scheduling": True, **ROOMY}, {"engine": "static", "max_num_seqs": 8, "speculation": "auto"}],
     ids=["overlapping", "static"],
 )
 def test_engines_that_verify_no_drafts_answer_the_same(settings, folder, requests, alone):
-    with open_streams(folder, drafter=unreliable_drafter(alone), speculation="auto", **settings) as llm:
+    with open_streams(folder, drafter=unreliable_drafter(alone), **settings) as llm:
         got = run(llm, with_modes(requests))
     for name, expected in alone.outputs.items():
         assert got.outputs[name].outputs == expected.outputs, name

@@ -31,6 +31,8 @@ class BatchTable:
         self.expected_computed = np.zeros(num_rows, np.int64) if supports_async_scheduling else self.num_computed
         self.num_scheduled = np.zeros(num_rows, np.int64)  # to be computed in the step that is being planned
         self.num_drafts = np.zeros(num_rows, np.int64)  # of those, behind the known tokens: guesses
+        self.num_verified_drafts = np.zeros(num_rows, np.int64)  # of the row's request, in all steps so far
+        self.num_accepted_drafts = np.zeros(num_rows, np.int64)
         self.num_blocks = np.zeros(num_rows, np.int64)
         self.num_stored_blocks = np.zeros(num_rows, np.int64)  # of those, hit-able in the prefix cache
         self.generations = np.zeros(num_rows, np.int64)  # of requests: grows when the row is freed
@@ -125,6 +127,8 @@ class BatchTable:
         self.expected_tokens[row], self.expected_computed[row] = self.num_tokens[row], num_computed
         self.num_blocks[row] = len(request.blocks)
         self.num_stored_blocks[row] = num_stored_blocks
+        self.num_verified_drafts[row] = request.num_draft_tokens
+        self.num_accepted_drafts[row] = request.num_accepted_tokens
         self.last_steps[row] = 0
         self._copy_settings(row, request)
         return row
@@ -159,6 +163,8 @@ class BatchTable:
         request = self.request_at(row)
         request.token_ids = self._tokens_at(row)
         request.blocks = self.block_tables[row, : self.num_blocks[row]].tolist()
+        request.num_draft_tokens = int(self.num_verified_drafts[row])
+        request.num_accepted_tokens = int(self.num_accepted_drafts[row])
         self.requests[row] = None
         self.request_ids[row] = ""
         self.num_scheduled[row] = 0

@@ -63,7 +63,7 @@ class Drafts:
         self._write(rows[limits > 0], limits[limits > 0])
 
     def observe(self, plan: StepPlan, sampled: SampledTokens) -> None:
-        """Count what became of a step's drafts."""
+        """Count what became of a step's drafts, before its requests leave their rows."""
         if plan.num_drafts is None or sampled.counts is None:
             return
         num_drafts = plan.num_drafts[plan.samples].astype(np.int64)
@@ -71,6 +71,8 @@ class Drafts:
         rows, num_drafts = plan.rows[plan.samples][has_draft], num_drafts[has_draft]
         num_accepted = sampled.counts[has_draft].astype(np.int64) - 1
         self._lengths.observe(rows, num_drafts, num_accepted)
+        self._table.num_verified_drafts[rows] += num_drafts
+        self._table.num_accepted_drafts[rows] += num_accepted
         self.num_drafts += len(rows)
         self.num_draft_tokens += int(num_drafts.sum())
         self.num_accepted_tokens += int(num_accepted.sum())

@@ -55,6 +55,8 @@ class Request:
     num_cached_tokens: int | None = None  # found in the prefix cache when it first ran
     num_hit_blocks: int | None = None  # the fewest found there at any of its admissions
     is_load_done: bool = False  # from the machine's block store, since it was last admitted
+    num_draft_tokens: int = 0  # that steps have verified for it; stale while it runs, as the next one
+    num_accepted_tokens: int = 0  # of those
     num_blocks_overtaken: int = 0  # allocated to requests that overtook this one, which did not fit
     finish_reason: FinishReason | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # as far as known; None if unwanted or returned already

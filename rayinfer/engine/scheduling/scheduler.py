@@ -340,10 +340,10 @@ class Scheduler:
             add_prompt_logprobs(table, sampled.prompt_logprobs)
             if np.isnan(sampled.prompt_logprobs.logprobs).any():
                 self._forget_nonfinite(sampled.prompt_logprobs)
-        deltas = self._outputs.process(plan.rows[plan.samples], sampled) if len(sampled.token_ids) else []
-        self._totals.generation_tokens_total += len(sampled.token_ids) - int(np.count_nonzero(sampled.is_invalid))
         if self._drafts is not None:
             self._drafts.observe(plan, sampled)
+        deltas = self._outputs.process(plan.rows[plan.samples], sampled) if len(sampled.token_ids) else []
+        self._totals.generation_tokens_total += len(sampled.token_ids) - int(np.count_nonzero(sampled.is_invalid))
         if table.prompt_only_rows:
             deltas += self._outputs.finish_prompt_only(plan.rows)
         return deltas
@@ -365,6 +365,9 @@ class Scheduler:
         finished = self._totals.requests_finished_total
         finished[reason] = finished.get(reason, 0) + 1
         if request.trace is not None:
+            if drafts := request.num_draft_tokens:
+                accepted = request.num_accepted_tokens
+                request.trace.record("speculated", draft_tokens=drafts, accepted_tokens=accepted)
             request.trace.record("finished", reason=reason, output_tokens=len(request.token_ids) - request.prompt_len)
 
 

@@ -102,9 +102,19 @@ class Worker(ABC):
 
     @property
     def supports_drafts(self) -> bool:
-        """Whether a step may verify drafts: on CPUs, in one stage, one step at a time and in any shape."""
-        is_one_stage = self.config.pipeline_parallel_size == 1
-        return self._device.type == "cpu" and is_one_stage and not self.is_static and not self._is_async
+        """Whether a step may verify drafts."""
+        return not self.no_drafts_because
+
+    @property
+    def no_drafts_because(self) -> str:
+        """Why no step verifies drafts; empty where steps do: on CPUs, in one stage, one at a time and in any shape."""
+        if self._device.type != "cpu":
+            return f"not on {self._device.type}"
+        if self.config.pipeline_parallel_size > 1:
+            return "pipeline stages"
+        if self.is_static:
+            return "steps of a fixed batch"
+        return "async scheduling" if self._is_async else ""
 
     @property
     def num_padding_tokens(self) -> int:
@@ -137,6 +147,8 @@ class Worker(ABC):
     @property
     def _is_async(self) -> bool:
         is_async = self.config.async_scheduling
+        if is_async and self._device.type == "cpu" and self.config.speculation != "off":
+            return False  # a CPU computes a step when it is submitted: nothing overlaps, and drafts save whole steps
         return self._device.type == "cuda" and self.config.num_ranks == 1 if is_async is None else is_async
 
     def _pipeline_stage(self) -> Stage:

@@ -11,7 +11,7 @@ from rayinfer.servers.generation.chat_params import single_params
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.served_model import ServedModel
 
-_GIVEN = ("temperature", "top_p", "top_k")
+_GIVEN = ("temperature", "top_p", "top_k", "speculation")
 _MIN_BUDGET_TOKENS = 1024
 
 

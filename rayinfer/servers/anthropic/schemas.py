@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from rayinfer.servers.openai.schemas import MAX_LIST_ITEMS, Integer, Objects, Texts
+from rayinfer.servers.openai.schemas import MAX_LIST_ITEMS, Integer, Objects, SpeculationField, Texts
 from rayinfer.servers.openapi import ranged
 
 _TEXT_OR_BLOCKS = WithJsonSchema(
@@ -66,6 +66,7 @@ class MessagesBody(CountTokensBody):
     temperature: Annotated[float | None, ranged("number", minimum=0, maximum=2)] = None
     top_p: Annotated[float | None, ranged("number", exclusiveMinimum=0, maximum=1)] = None
     top_k: Annotated[Integer | None, ranged("integer", minimum=-1, maximum=2**31 - 1)] = None
+    speculation: SpeculationField | None = None  # ours: tokens to draft in a step; answers are the same
     # These have no effect.
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None

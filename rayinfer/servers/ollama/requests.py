@@ -17,7 +17,10 @@ from rayinfer.tool_calls.detection import has_reasoning
 
 TAG = ":latest"  # of all our models
 
-_SAME_NAME = ("temperature", "top_k", "top_p", "min_p", "typical_p", "stop", "presence_penalty", "frequency_penalty")
+_SAME_NAME = (
+    *("temperature", "top_k", "top_p", "min_p", "typical_p", "stop", "presence_penalty", "frequency_penalty"),
+    "speculation",
+)
 _NAMES = {
     "response_format": "format",
     "repetition_penalty": "options.repeat_penalty",

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from rayinfer.servers.openai.schemas import MAX_LIST_ITEMS, Integer, Objects, Texts
+from rayinfer.servers.openai.schemas import MAX_LIST_ITEMS, Integer, Objects, SpeculationField, Texts
 from rayinfer.servers.openapi import ranged
 
 _NOTHING = WithJsonSchema({"type": ["null", "string"], "maxLength": 0})  # what is not supported
@@ -30,6 +30,7 @@ class OllamaOptions(_Strict):
     presence_penalty: Annotated[float | None, ranged("number", minimum=-2, maximum=2)] = None
     frequency_penalty: Annotated[float | None, ranged("number", minimum=-2, maximum=2)] = None
     mirostat: Annotated[Integer | None, WithJsonSchema({"enum": [0, None]})] = None
+    speculation: SpeculationField | None = None  # ours: tokens to draft in a step; answers are the same
 
 
 class _GeneratingBody(_Strict):

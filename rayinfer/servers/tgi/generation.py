@@ -18,7 +18,10 @@ from rayinfer.servers.tgi.schemas import GenerateBody, GenerateParameters
 DEFAULT_NEW_TOKENS = 1024  # at most, and no more than the context leaves
 MAX_TRUNCATED_TOKENS = 2**18  # before truncation: lists of more take long
 
-_SAME_NAME = ("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "frequency_penalty")
+_SAME_NAME = (
+    *("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "frequency_penalty"),
+    "speculation",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
-from rayinfer.servers.openai.schemas import Integer, Texts
+from rayinfer.servers.openai.schemas import Integer, SpeculationField, Texts
 from rayinfer.servers.openapi import ranged
 
 
@@ -55,6 +55,7 @@ class GenerateParameters(_Strict):
     top_n_tokens: Annotated[Integer | None, ranged("integer", minimum=0, maximum=20)] = None
     grammar: Annotated[dict[str, Any] | None, _GRAMMAR] = None
     adapter_id: Annotated[str | None, _NONE] = None
+    speculation: SpeculationField | None = None  # ours: tokens to draft in a step; answers are the same
 
 
 class GenerateBody(_Strict):

@@ -26,6 +26,8 @@ def summary_of(kept: StoredTrace, model: ServedModel | None, *, names_tenant: bo
         "prompt_tokens": _sum_of_prompts(_all(events, "queued"), "prompt_tokens"),
         "cached_tokens": _sum_of_prompts(_all(events, "admitted"), "cached_tokens"),
         "output_tokens": _sum(finished, "output_tokens"),
+        "draft_tokens": _sum(_all(events, "speculated"), "draft_tokens"),
+        "accepted_draft_tokens": _sum(_all(events, "speculated"), "accepted_tokens"),
         "finish_reasons": sorted({str(event.details.get("reason", "")) for event in finished}),
         "engines": list(dict.fromkeys(str(event.details["engine"]) for event in _all(events, "dispatched"))),
         "migrations": len(_all(events, "migrated")),

@@ -196,6 +196,8 @@ def _engine_sample(stats: EngineStats, described: ModelDescription | None) -> di
         "kv_blocks_total": stats.kv_blocks_total,
         "preemptions": stats.num_preemptions_total,
         "steps": stats.num_steps_total,
+        "draft_tokens": stats.draft_tokens_total,
+        "accepted_draft_tokens": stats.accepted_draft_tokens_total,
     }
 
 

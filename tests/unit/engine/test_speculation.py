@@ -57,6 +57,34 @@ def test_a_question_that_is_asked_again_is_answered_by_drafts_of_the_first_answe
     assert (again >= before + 20) == is_kept
 
 
+@pytest.mark.parametrize(
+    ("settings", "said", "drafts"),
+    [
+        ({}, "", False),
+        ({"speculation": "auto"}, "speculation auto of repeated text", True),
+        ({"async_scheduling": True}, "", False),
+        (
+            {"async_scheduling": True, "speculation": 3},
+            "speculation 3 of repeated text, which waits for each step in spite of async_scheduling",
+            True,
+        ),
+        (
+            {"engine": "static", "num_kv_blocks": None, "max_model_len": 64, "max_num_seqs": 2, "speculation": "auto"},
+            "no speculation (steps of a fixed batch)",
+            False,
+        ),
+    ],
+    ids=str,
+)
+def test_an_engine_says_whether_it_speculates(settings, said, drafts, folder):
+    engine = new_engine(folder, **settings)
+    assert engine.description.speculation == said
+    assert said in engine.description.capacity
+    expected = answers(new_engine(folder), GREEDY)
+    assert [answers(engine, GREEDY) for _ in range(2)] == [expected] * 2
+    assert (engine.stats.accepted_draft_tokens_total > 0) == drafts
+
+
 def test_a_draft_model_that_is_the_model_is_always_right(folder):
     greedy = [GREEDY] * 5
     engine = new_engine(folder, draft_model=str(folder), speculation=4)

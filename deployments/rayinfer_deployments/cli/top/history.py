@@ -62,6 +62,16 @@ class ModelHistory:
         prompts = last["prompt_tokens"] - first["prompt_tokens"]
         return (last["cached_prompt_tokens"] - first["cached_prompt_tokens"]) / prompts if prompts > 0 else None
 
+    def accepted_share(self) -> float | None:
+        """Return the share of draft tokens that engines accepted, of those that are there still; None without any."""
+        first, last = self.samples[0][1]["engines"], self.latest["engines"]
+        drafted = accepted = 0
+        for name, now in last.items():
+            before = first.get(name, {})
+            drafted += max(0, now.get("draft_tokens", 0) - before.get("draft_tokens", 0))
+            accepted += max(0, now.get("accepted_draft_tokens", 0) - before.get("accepted_draft_tokens", 0))
+        return accepted / drafted if drafted else None
+
     def _note_changes(self, time_s: float, before: Sample, now: Sample) -> None:
         def note(text: str, style: str) -> None:
             self.events.append(Event(time_s=time_s, text=text, style=style))

@@ -56,7 +56,7 @@ def _model(name: str, history: ModelHistory, width: int) -> Panel:
 def _figures(history: ModelHistory, in_a_row: int) -> list[Table]:
     sample = history.latest
     waiting = sample["waiting"] + sum(engine["waiting"] for engine in sample["engines"].values())
-    hits = history.hit_share()
+    hits, accepted = history.hit_share(), history.accepted_share()
     cells = {
         "tokens/s out": _number(history.rate("generation_tokens")),
         "tokens/s in": _number(history.rate("prompt_tokens")),
@@ -67,6 +67,8 @@ def _figures(history: ModelHistory, in_a_row: int) -> list[Table]:
         "prefix hits": NONE if hits is None else f"{hits:.0%}",
         "refused": str(sum(sample["rejected"].values())),
     }
+    if accepted is not None:
+        cells["drafts accepted"] = f"{accepted:.0%}"
     tables, listed = [], list(cells.items())
     for first in range(0, len(listed), in_a_row):
         part = listed[first : first + in_a_row]

@@ -33,7 +33,7 @@ export function modelPanel(name) {
     actions.outcome,
     el("dl", { class: "tiles" }, tile("out", "Tokens/s out"), tile("in", "Tokens/s in"), tile("ttft", "TTFT p50, p95"),
       tile("itl", "Inter-token p50, p95"), tile("running", "Running"), tile("waiting", "Waiting"),
-      tile("hits", "Prefix hits"), tile("refused", "Refused")),
+      tile("hits", "Prefix hits"), tile("accepted", "Drafts accepted"), tile("refused", "Refused")),
     el("div", { class: "charts" },
       el("figure", {}, el("figcaption", {}, key("line1", "out"), key("line2", "in"), " tokens/s"), rates),
       el("figure", {}, el("figcaption", {}, key("line1", "first token p95"), key("line2", "inter-token p95"), " ms"), latencies)),
@@ -97,6 +97,7 @@ export function modelPanel(name) {
       setText(tiles.running, number(sum(engineList.map((each) => each.running))));
       setText(tiles.waiting, number(model.waiting + sum(engineList.map((each) => each.waiting))));
       setText(tiles.hits, prompts > 0 ? `${number(100 * (model.cached_prompt_tokens - from.model.cached_prompt_tokens) / prompts)} %` : "–");
+      setText(tiles.accepted, acceptedShare(model.engines, from.model.engines));
       setText(tiles.refused, number(sum(Object.values(model.rejected))));
       const points = samples.map((each) => each.point);
       drawLines(rates, points, ["out", "in"], marks, { span: KEPT, digits: 0 });
@@ -141,4 +142,15 @@ function interpolate(bounds, counts, index, rest) {
   const low = index === 0 ? 0 : bounds[index - 1];
   if (index >= bounds.length) return low;
   return low + (bounds[index] - low) * (counts[index] ? rest / counts[index] : 1);
+}
+
+// Of draft tokens, how many were accepted by the engines that are there still.
+function acceptedShare(now, before) {
+  let drafted = 0, accepted = 0;
+  for (const [engine, stats] of Object.entries(now)) {
+    const known = before[engine] ?? {};
+    drafted += Math.max(0, (stats.draft_tokens ?? 0) - (known.draft_tokens ?? 0));
+    accepted += Math.max(0, (stats.accepted_draft_tokens ?? 0) - (known.accepted_draft_tokens ?? 0));
+  }
+  return drafted ? `${number(100 * accepted / drafted)} %` : "–";
 }

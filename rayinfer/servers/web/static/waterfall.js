@@ -56,6 +56,7 @@ function close(lane, time) {
 }
 
 function take(lane, { name, time_s: time, details }) {
+  if (name === "speculated") return; // counts of the whole answer, in the table
   if (name === "prefill_chunk") {
     lane.bars.push({ kind: "prefill", text: `prefill of tokens ${details.start} to ${details.end}`, from: lane.from, to: time });
     lane.from = time;

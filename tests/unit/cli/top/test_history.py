@@ -36,6 +36,23 @@ def test_rates_and_shares_cover_the_window():
     assert list(history.rates)[-1] == 5.0
 
 
+def test_the_share_of_accepted_drafts_is_that_of_engines_in_the_window():
+    def drafts(**counts):
+        engines = {
+            name: {"state": "running", "draft_tokens": drafted, "accepted_draft_tokens": accepted}
+            for name, (drafted, accepted) in counts.items()
+        }
+        return sample() | {"engines": engines}
+
+    history = ModelHistory()
+    history.add(0.0, drafts(e1=(100, 50), e2=(90, 9)))
+    assert history.accepted_share() is None
+    history.add(1.0, drafts(e1=(104, 53), e3=(4, 3)))  # one is gone, one has joined
+    assert history.accepted_share() == 6 / 8
+    history.add(2.0, sample())  # engines of an earlier version
+    assert history.accepted_share() is None
+
+
 def test_a_restarted_router_counts_from_zero():
     history = ModelHistory()
     history.add(0.0, sample(tokens=1000))

@@ -244,3 +244,19 @@ def test_answers_that_do_not_draft_or_failed_are_not_kept():
     driven.run()
     assert driven.reasons() == {"a": "error"}
     assert recent.num_bytes == 0
+
+
+def test_a_trace_says_what_became_of_the_drafts():
+    driven = drive(drafter=Guesses(2, wrong=[1]), speculation=4, num_blocks=8, block_size=4, num_offload_blocks=8)
+    for start in range(3):
+        driven.add(f"r{start}", numbers(9, start), max_tokens=14, trace=True)
+    driven.run()
+    stats = driven.engine.stats
+    assert stats.num_preemptions_total > 0
+    events = [event for end in driven.ends.values() for event in end.trace if event.name == "speculated"]
+    assert len(events) == 3
+    drafted, accepted = (sum(event.details[name] for event in events) for name in ("draft_tokens", "accepted_tokens"))
+    assert (drafted, accepted) == (stats.draft_tokens_total, stats.accepted_draft_tokens_total)
+    driven.add("off", numbers(9), speculation="off", trace=True)
+    driven.run()
+    assert "speculated" not in [event.name for event in driven.ends["off"].trace]

@@ -32,6 +32,12 @@ async def test_a_message_has_its_blocks_and_usage(client, generator):
     assert generator.requests[0].sampling_params.max_tokens == 20
 
 
+async def test_drafts_are_a_field_of_their_own(client, generator):
+    for value in ("off", "auto", 4, None):
+        await client.post("/v1/messages", json=BODY | {"speculation": value})
+    assert [request.sampling_params.speculation for request in generator.requests] == ["off", "auto", 4, None]
+
+
 async def test_a_stream_has_its_events_in_order(client):
     events = events_of(await client.post("/v1/messages", json=BODY | {"stream": True}))
     assert [event["type"] for event in events] == [
@@ -83,6 +89,8 @@ async def test_blocks_system_and_results_reach_the_template(client, generator, m
         ({"max_tokens": 0}, 400, "invalid_request_error", "max_tokens"),
         ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens"),
         ({"temperature": 3.0}, 400, "invalid_request_error", "temperature"),
+        ({"speculation": 0}, 400, "invalid_request_error", "speculation"),
+        ({"speculation": "on"}, 400, "invalid_request_error", "speculation"),
         ({"stop_sequences": [""]}, 400, "invalid_request_error", "stop_sequences"),
         ({"messages": []}, 400, "invalid_request_error", "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "invalid_request_error", "image"),

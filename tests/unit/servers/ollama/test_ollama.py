@@ -36,12 +36,13 @@ async def test_options_become_sampling_settings(client, generator):
     options = {
         "num_predict": 5, "temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.1, "seed": 3, "stop": ["x"],
         "repeat_penalty": 1.25, "presence_penalty": 0.5, "frequency_penalty": -0.5, "num_ctx": 8192, "num_gpu": 1,
+        "speculation": 4,
     }  # fmt: skip
     await client.post("/api/chat", json=CHAT | {"options": options})
     params = generator.requests[0].sampling_params
     assert (params.max_tokens, params.temperature, params.top_k, params.top_p, params.min_p) == (5, 0.5, 7, 0.9, 0.1)
     assert (params.seed, params.stop_strings, params.repetition_penalty) == (3, ("x",), 1.25)
-    assert (params.presence_penalty, params.frequency_penalty) == (0.5, -0.5)
+    assert (params.presence_penalty, params.frequency_penalty, params.speculation) == (0.5, -0.5, 4)
     await client.post("/api/chat", json=CHAT | {"options": {"num_predict": -1}})
     assert generator.requests[1].sampling_params.max_tokens is None
 
@@ -61,6 +62,8 @@ async def test_a_raw_prompt_skips_the_chat_template(client, generator, models):
         ({"options": {"temperature": 3.0}}, 400, "options.temperature"),
         ({"options": {"repeat_penalty": -1.0}}, 400, "options.repeat_penalty"),
         ({"options": {"num_predict": 0}}, 400, "options.num_predict"),
+        ({"options": {"speculation": 17}}, 400, "options.speculation must be"),
+        ({"options": {"speculation": "on"}}, 400, "options.speculation must be"),
         ({"options": {"mirostat": 1}}, 400, "mirostat"),
         ({"messages": [{"role": "user", "content": "a", "images": ["abcd"]}]}, 400, "images"),
         ({"messages": [{"role": "nobody", "content": "a"}]}, 400, "messages.0.role"),

@@ -32,6 +32,7 @@ PARAMETERS = [
     *(("stop", value) for value in ([""], ["x"] * 17, "x", [1], [None], {})),
     *(("grammar", value) for value in ({"type": "json", "value": {}}, {"type": "regex", "value": "a"}, {}, "a", 1)),
     *(("adapter_id", value) for value in ("a", "", 1)),
+    *(("speculation", value) for value in ("on", "4", 0, 17, -1, HUGE, 1.5, True, ["auto"], {})),
     ("watermark", True),
 ]  # fmt: skip
 TOGETHER = [

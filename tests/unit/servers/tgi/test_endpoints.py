@@ -157,10 +157,18 @@ async def test_a_models_own_limit_holds(client, generator):
     assert [request.sampling_params.max_tokens for request in generator.requests] == [7, 7, 3]
 
 
+@pytest.mark.parametrize("value", ["off", "auto", 4])
+async def test_drafts_are_a_parameter_of_their_own(client, generator, value):
+    for parameters in ({}, {"do_sample": True}):
+        await client.post("/generate", json=with_parameters(speculation=value, **parameters))
+    assert [request.sampling_params.speculation for request in generator.requests] == [value] * 2
+
+
 async def test_null_is_the_default_everywhere(client, generator):
     names = (
         "best_of temperature repetition_penalty frequency_penalty top_k top_p typical_p do_sample max_new_tokens "
-        "return_full_text stop truncate watermark details decoder_input_details seed top_n_tokens grammar adapter_id"
+        "return_full_text stop truncate watermark details decoder_input_details seed top_n_tokens grammar adapter_id "
+        "speculation"
     )
     body = INPUTS | {"stream": None, "parameters": dict.fromkeys(names.split())}
     assert (await client.post("/generate", json=body)).json() == {"generated_text": "Hello there!"}

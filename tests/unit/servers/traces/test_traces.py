@@ -149,6 +149,7 @@ async def test_recent_requests_are_listed_without_texts(client, generator, trace
         TraceEvent("admitted", start, {"cached_tokens": 3}),
         TraceEvent("first_token", start + 1.0, {}),
         TraceEvent("preempted", start + 1.5, {}),
+        TraceEvent("speculated", start + 2.0, {"draft_tokens": 6, "accepted_tokens": 5}),
     ]
     traces.dispatched(request_id, [0], engine="e1", why="free", attempt=0)
     traces.migrated(request_id, engine="e1", reason="engine lost", output_tokens=2)
@@ -160,6 +161,7 @@ async def test_recent_requests_are_listed_without_texts(client, generator, trace
     assert (first["prompt_tokens"], first["cached_tokens"], first["output_tokens"]) == (4, 3, 7)
     assert (first["state"], first["finish_reasons"], first["engines"]) == ("finished", ["stop"], ["e1"])
     assert (first["migrations"], first["preemptions"]) == (1, 1)
+    assert (first["draft_tokens"], first["accepted_draft_tokens"]) == (6, 5)
     assert 1.0 <= first["first_token_s"] < 60
     traces.migrated(request_id, engine="e1", reason="engine lost", output_tokens=2, first_token_s=0.25)
     assert (await listed(client))[0]["first_token_s"] == 0.25

@@ -69,10 +69,13 @@ async def test_counts_of_other_routers_are_added(models, metrics):
 
 
 async def test_engines_are_shown_with_their_blocks(samples, generator):
-    generator.engines = {"e1": EngineStats(num_running=2, kv_blocks_used=3, kv_blocks_cached=4, kv_blocks_total=8)}
+    blocks = {"kv_blocks_used": 3, "kv_blocks_cached": 4, "kv_blocks_total": 8}
+    drafts = {"draft_tokens_total": 9, "accepted_draft_tokens_total": 6}
+    generator.engines = {"e1": EngineStats(num_running=2, **blocks, **drafts)}
     engine = read(await samples.latest(TINY))["models"]["org/tiny"]["engines"]["e1"]
     assert (engine["running"], engine["kv_blocks_used"], engine["kv_blocks_total"]) == (2, 3, 8)
     assert (engine["state"], engine["kv_blocks_cached"]) == ("running", 4)
+    assert (engine["draft_tokens"], engine["accepted_draft_tokens"]) == (9, 6)
 
 
 async def test_the_queue_names_only_tenants_that_the_viewer_may_see(metrics, samples):
