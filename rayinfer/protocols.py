@@ -66,7 +66,7 @@ class KVAddress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVSource:
-    """Where the blocks of a request's prefix are, or will be soon: its engine may fetch them before it computes.
+    """Source of the blocks of a request's prefix, now or soon: its engine may fetch them before it computes.
 
     Without a host they come to the store of the engine's own machine, by another of its engines.
     """

@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fetched:
-    """What came of a fetch."""
+    """Outcome of a fetch."""
 
     num_present: int = 0  # first blocks that the machine's store had
     num_fetched: int = 0  # that were added to it

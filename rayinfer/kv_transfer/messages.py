@@ -45,7 +45,7 @@ FROM_SERVER: Decoder[Answer] = decoder_of(Answer)
 
 
 class BlockHeader(NamedTuple):
-    """What precedes a block."""
+    """Header that precedes a block."""
 
     is_there: bool  # else no block follows, and the request has ended
     digest: bytes

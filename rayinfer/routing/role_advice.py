@@ -19,7 +19,7 @@ _BOUNDS_S = tuple(0.001 * 1.25**power for power in range(62))  # to some 15 minu
 
 
 class RoleAdvice(NamedTuple):
-    """How many engines should compute long prompts, 0 where roles would not help, and the tails that say so."""
+    """Number of engines that should compute long prompts, 0 where roles would not help, and the tails that say so."""
 
     num_prefill: int
     token_gap_p99_s: float
@@ -42,7 +42,7 @@ class _Times:
 
 @dataclass(slots=True)
 class _Window:
-    """What was measured since some time."""
+    """Measurements since some time."""
 
     begun_s: float
     gaps: _Times = field(default_factory=_Times)

@@ -10,7 +10,7 @@ from rayinfer.errors import ConfigError
 
 
 class RoleSettings(BaseModel):
-    """How many engines of a model have each role, and which prompts are long."""
+    """Number of a model's engines of each role, and the length of long prompts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -65,7 +65,7 @@ def test_no_roles_are_advised_without_long_prompts(advisor, clock):
 
 
 def test_no_roles_are_advised_where_long_prompts_delay_nobody(advisor, clock):
-    run(advisor, clock, long_share=0.2, long_gap_s=0.025)
+    run(advisor, clock, long_share=0.2, long_gap_s=0.13, gap_s=0.1, seconds=600.0)
     assert advisor.advise(8).num_prefill == 0
 
 

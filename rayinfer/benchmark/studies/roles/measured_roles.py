@@ -31,7 +31,7 @@ _MOST_TOKEN_IDS = 1000  # that prompts are drawn from
 
 @dataclass(kw_only=True, slots=True)
 class Measured:
-    """What clients saw of one arrangement, and their tokens in the order of the load."""
+    """Times that clients saw of one arrangement, and their tokens in the order of the load."""
 
     seen: Seen
     token_ids: list[list[int]] = field(default_factory=list)

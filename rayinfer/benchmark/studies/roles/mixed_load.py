@@ -51,7 +51,7 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What one arrangement of engines gave under the load; times in milliseconds."""
+    """Outcome of one arrangement of engines under the load; times in milliseconds."""
 
     how: str  # simulated, or measured
     arrangement: str
