@@ -28,7 +28,7 @@ def test_chat_streams_stops_edits_and_starts_again(visit, service):
     page.get_by_role("button", name="Regenerate").click()
     page.locator(".figures", has_text="8 tokens").wait_for()
     assert page.locator(".message.assistant .text").inner_text() == first
-    choose_settings(page, max_tokens=4000)
+    choose_settings(page, max_tokens=4000, temperature=0)
     page.get_by_role("button", name="Edit").click()
     page.get_by_label("Edited message").fill("Another question")
     page.get_by_role("button", name="Send again").click()
@@ -105,7 +105,7 @@ def test_an_alternative_of_a_token_goes_on_from_there(visit, service):
 def test_the_live_view_shows_rates_and_engines(visit, service):
     live, chat = visit(f"{service}/#live").page, visit(service).page
     live.locator(".engine", has_text="0 running").nth(1).wait_for()
-    choose_settings(chat, max_tokens=8000)
+    choose_settings(chat, max_tokens=8000, temperature=0)
     ask(chat)
     live.locator(".engine", has_text="1 running").wait_for()
     live.locator("dl div", has_text="Tokens/s out").locator("dd", has_text="0.0").wait_for(state="detached")
