@@ -170,7 +170,7 @@ class BlockServer:
         block = memoryview(frame)[BLOCK_HEADER.size :]
         deadline = time.monotonic() + min(max(0.0, read.wait_s), self._limits.max_wait_s)
         for name in checked_names(read):
-            if not self._blocks.read_within(name, block, deadline):
+            if not self._blocks.read_within(name, block, min(deadline, time.monotonic() + self._limits.stall_s)):
                 send(BLOCK_HEADER.pack(False, b""))
                 return
             BLOCK_HEADER.pack_into(frame, 0, True, block_digest(name, block))

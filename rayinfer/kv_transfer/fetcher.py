@@ -42,6 +42,7 @@ class BlockFetcher:
     ) -> None:
         self._agent = agent
         self._store = store
+        self._stall_s = limits.stall_s
         block_bytes = store.block_bytes
         self._window = min(MAX_READ_BLOCKS, max(1, limits.staging_bytes // (2 * block_bytes)))
         self._staging: queue.LifoQueue[MemoryRegion] = queue.LifoQueue()
@@ -69,8 +70,8 @@ class BlockFetcher:
 
     def wait_for(self, names: Sequence[BlockName], *, timeout_s: float) -> Fetched:
         """Wait until the machine's store has the blocks of a chain, which another of its engines writes."""
-        is_there = self._store.wait_for(names[-1], time.monotonic() + timeout_s)
-        return Fetched(num_present=len(names) if is_there else 0, failure="" if is_there else "blocks did not come")
+        num_present = self._store.wait_for(names, time.monotonic() + timeout_s, self._stall_s)
+        return Fetched(num_present=num_present, failure="" if num_present == len(names) else "blocks did not come")
 
     def close(self) -> None:
         """End all fetches."""

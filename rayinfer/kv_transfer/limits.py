@@ -11,7 +11,8 @@ class TransferLimits:
     hello_timeout_s: float = 5.0  # for a peer to show the key, TLS included
     send_timeout_s: float = 5.0  # for a peer to take one block
     idle_timeout_s: float = 30.0  # of a connection without a request
-    max_wait_s: float = 5.0  # for a block that is not there yet
+    max_wait_s: float = 5.0  # for blocks that are not there yet
+    stall_s: float = 1.0  # of that, without a further block
     max_unauthenticated: int = 16  # connections; one more ends the oldest
     max_connections: int = 16  # of peers that have shown the key, each with a buffer of one block
     max_peers: int = 16  # that one agent is connected to

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rayinfer.kv_store.slot_file import SlotFile
 from rayinfer.kv_store.store import BlockName
@@ -45,7 +45,11 @@ class StoredBlocks:
 
     def read_within(self, name: BlockName, block: memoryview, deadline: float) -> bool:
         """Read a block, waiting until the deadline for one that is not there yet."""
-        return self._wait(lambda: self.read(name, block), deadline)
+        while not self.read(name, block):
+            if self._is_closed or time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_S)
+        return True
 
     def write(self, name: BlockName, block: memoryview, parent: bytes | None) -> bool:
         """Write a block to memory behind its parent; returns whether it is there. Raises OSError."""
@@ -59,9 +63,20 @@ class StoredBlocks:
                 return number
         return len(names)
 
-    def wait_for(self, name: BlockName, deadline: float) -> bool:
-        """Wait until memory or disk have a block; returns whether they have."""
-        return self._wait(lambda: self._has(name), deadline)
+    def wait_for(self, names: Sequence[BlockName], deadline: float, stall_s: float) -> int:
+        """Wait until memory or disk have the blocks of a chain; returns how many of the first ones they have.
+
+        Ends also once no further one has come for `stall_s`.
+        """
+        num_present, latest = self.num_present(names), time.monotonic()
+        while num_present < len(names) and not self._is_closed:
+            now = time.monotonic()
+            if now >= min(deadline, latest + stall_s):
+                break
+            time.sleep(_POLL_S)
+            if num_more := self.num_present(names[num_present:]):
+                num_present, latest = num_present + num_more, now
+        return num_present
 
     def close(self) -> None:
         """Close the files, which stay."""
@@ -81,10 +96,3 @@ class StoredBlocks:
             return self._memory.note_use(name.key, name.content, stamp) or (
                 self._disk is not None and self._disk.note_use(name.key, name.content, stamp)
             )
-
-    def _wait(self, is_there: Callable[[], bool], deadline: float) -> bool:
-        while not is_there():
-            if self._is_closed or time.monotonic() >= deadline:
-                return False
-            time.sleep(_POLL_S)
-        return True

@@ -155,8 +155,37 @@ async def test_requests_of_a_router_that_left_are_not_submitted(second):
     assert second.client.submitted == []
 
 
-async def test_the_engine_bounds_the_wait_whatever_the_router_says(second):
+async def test_the_engine_bounds_the_wait_whatever_the_router_says(first, second):
+    relay = Relay(first.transfers.address.port, stop_after=0)
+    source = first.transfers.address.source(num_blocks=10, timeout_s=900.0, wait_s=900.0)
+    hanging = KVSource(**{name: getattr(source, name) for name in source.__slots__} | {"port": relay.port})
     begun = time.monotonic()
-    await second.engine.submit([second.request(source=KVSource(num_blocks=10, timeout_s=900.0, wait_s=900.0))], "r")
+    await second.engine.submit([second.request(source=hanging)], "r")
     await until(lambda: second.client.submitted)
     assert time.monotonic() - begun < 6  # max_wait_s is 2
+    relay.close()
+
+
+async def test_blocks_that_stop_coming_are_not_waited_for(tmp_path):
+    with closing(Machine(tmp_path / "third.kv", max_wait_s=60.0, stall_s=0.3)) as machine:
+        begun = time.monotonic()
+        source = KVSource(num_blocks=10, timeout_s=60.0, wait_s=60.0)
+        await machine.engine.submit([machine.request(source=source)], "r")
+        await asyncio.sleep(0.2)
+        machine.fill(5)
+        await asyncio.sleep(0.2)
+        assert machine.client.submitted == []  # further ones may come
+        await until(lambda: machine.client.submitted)
+        assert time.monotonic() - begun < 5
+        assert machine.engine.stats.failed_fetches_total == 1
+
+
+async def test_blocks_of_another_machine_that_stop_coming_are_not_waited_for(tmp_path, second):
+    with closing(Machine(tmp_path / "third.kv", stall_s=0.3)) as machine:
+        machine.fill(5)
+        begun = time.monotonic()
+        source = machine.transfers.address.source(num_blocks=10, timeout_s=60.0, wait_s=60.0)
+        await second.engine.submit([second.request(source=source)], "r")
+        await until(lambda: second.client.submitted)
+        assert 0.2 < time.monotonic() - begun < 1.8  # max_wait_s of the second is 2
+        assert second.num_blocks() == 5

@@ -16,6 +16,7 @@ from rayinfer.engine.build import build_engine
 from rayinfer.engine.loop.async_engine import AsyncEngine
 from rayinfer.kv_store.file_locks import delete_unused
 from rayinfer.kv_transfer.engine_transfers import EngineTransfers
+from rayinfer.liveness import LivenessLimits
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.dispatch import Dispatcher
@@ -24,6 +25,8 @@ from rayinfer.sampling_params import SamplingParams
 from rayinfer.tokenization.tokenizer import Tokenizer
 
 _MODEL = "bench"
+# One process has all engines and their clients: what looks hung is a long step on a busy core.
+_LIMITS = LivenessLimits(min_step_limit_s=60.0, link_timeout_s=60.0)
 _HOST = "127.0.0.1"
 _CREDITS_S = 30.0
 _MOST_TOKEN_IDS = 1000  # that prompts are drawn from
@@ -48,7 +51,10 @@ async def measure(
     requests = load.requests()
     async with _router(folder, settings, num_engines, roles) as (router, metrics, vocab_size):
         await asyncio.gather(
-            *(_ask(router, [5 + number] * 8, 4, f"{run} warm-up", str(number)) for number in range(num_engines))
+            *(
+                _ask(router, [5 + number] * 200, 4, f"{run} {number}", f"warm-up {number}")
+                for number in range(num_engines)
+            )
         )
         seen, begun = Seen(), time.perf_counter()
         answers = await asyncio.gather(
@@ -116,13 +122,15 @@ async def _router(
     )
     stores_before = set(shared_memory_folder().glob("*"))
     metrics = ServiceMetrics()
-    router = Dispatcher(_MODEL, Tokenizer.from_folder(folder), metrics, router_id="router", roles=roles)
+    router = Dispatcher(
+        _MODEL, Tokenizer.from_folder(folder), metrics, router_id="router", roles=roles, liveness=_LIMITS
+    )
     engines: list[AsyncEngine] = []
     transfers: list[EngineTransfers] = []
     try:
         for number in range(num_engines):
             stepped = build_engine(config, folder)
-            engine = AsyncEngine(stepped)
+            engine = AsyncEngine(stepped, limits=_LIMITS)
             engine.start()
             engines.append(engine)
             assert stepped.stored_blocks is not None

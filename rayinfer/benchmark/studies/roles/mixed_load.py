@@ -9,7 +9,7 @@ from rayinfer.benchmark.studies.autoscaling.trace import TracedRequest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MixedLoad:
-    """Chats and long prompts that arrive at random times, each at a rate of its own."""
+    """Chats and long prompts, so many of each, that arrive at random times."""
 
     duration_s: float = 60.0
     chats_per_s: float = 0.5
@@ -26,10 +26,8 @@ class MixedLoad:
             (self.chats_per_s, self.chat_tokens),
             (self.long_per_s, self.long_tokens),
         ):
-            arrival_s = draw.expovariate(per_s)
-            while arrival_s < self.duration_s:
-                arrivals.append(TracedRequest(arrival_s, prompt_tokens, output_tokens))
-                arrival_s += draw.expovariate(per_s)
+            for _ in range(round(per_s * self.duration_s)):
+                arrivals.append(TracedRequest(draw.uniform(0, self.duration_s), prompt_tokens, output_tokens))
         return sorted(arrivals)
 
     def is_long(self, request: TracedRequest) -> bool:

@@ -36,7 +36,7 @@ def test_a_lone_long_prompt_takes_its_steps_and_the_transfer():
 
 
 def test_gaps_of_chats_are_those_of_their_engines_steps():
-    seldom = MixedLoad(duration_s=60, chats_per_s=1, chat_tokens=(10, 50), long_per_s=0.05, long_tokens=(1000, 10))
+    seldom = MixedLoad(duration_s=60, chats_per_s=3, chat_tokens=(10, 50), long_per_s=0.05, long_tokens=(1000, 10))
     alone, with_roles = simulated(0, seldom), simulated(1, seldom)
     assert with_roles.num_handovers == len(with_roles.long_ttft_s)  # none came while the prefill engine was full
     assert max(alone.chat_gaps_s) == pytest.approx(0.11)  # a step with a chunk of a long prompt
