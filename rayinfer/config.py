@@ -152,7 +152,8 @@ class EngineConfig(BaseModel):
         None,
         min_length=1,
         description="smaller model with the same tokenizer that speculation drafts with, in place of repeated text,"
-        " named as model is; its KV blocks share the memory of the model's; on a CPU, one rank (default: none)",
+        " named as model is, or a folder with an EAGLE-3 head of the model; its KV blocks share the memory of the"
+        " model's; on a CPU, one rank (default: none)",
     )
     recent_answers_bytes: int = Field(
         1 << 20,

@@ -235,6 +235,11 @@ class LLMAppArgs(BaseModel):
         description="file of API keys, which `rayinfer keys` writes; without one, and without RAYINFER_API_KEYS, "
         "the service is open",
     )
+    open_load_metrics: bool = Field(
+        False,
+        description="answer GET /metrics/load without a key: how much runs and waits, without names, for an endpoint"
+        " picker, which sends none",
+    )
     price_per_engine_hour: float = Field(0.0, ge=0, description="price by which usage is shown as cost")
     access_log: str | None = Field(None, description="file that gets a line of JSON for each request, without prompts")
     cors_origins: list[str] = Field([], description="origins of web pages that may use the service; * for all")
@@ -304,6 +309,7 @@ class LLMAppArgs(BaseModel):
             allowed_hosts=tuple(self.allowed_hosts),
             is_local=self.listen_port is not None and is_loopback(self.listen_host),
             trace_prompts=self.trace_prompts,
+            opens_load=self.open_load_metrics,
             control_socket=self.control_socket,
             tls=HttpTlsFiles(certificate=self.tls_cert or "", key=self.tls_key or "", client_ca=self.tls_client_ca)
             if has_tls

@@ -44,6 +44,8 @@ class CausalDecoder(torch.nn.Module, Shardable):
         self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
         self._layers = list(zip(layers, rotaries, strict=True))
         self._rotaries = {rotary for rotary in rotaries if rotary is not None}
+        self._read_before: tuple[int, ...] = ()  # layers whose inputs are kept
+        self.states_read: torch.Tensor | None = None  # those of the last step, side by side
         self._stack: ops.LayerStack | None = None  # all layers as one operation, where there is such a one
         self._shard = UNSHARDED
         self._vocabulary = [range(config.vocab_size)]  # of each tensor rank, in the head
@@ -103,8 +105,16 @@ class CausalDecoder(torch.nn.Module, Shardable):
             (rotary,) = self._rotaries
             self._stack.bind(kv_caches, *rotary.tables)
 
+    def read_states(self, layers: Sequence[int]) -> None:
+        """Keep what enters these layers as `states_read`; all layers run one by one then. It comes before `prepare`."""
+        self._read_before = tuple(layers)
+
     def embed(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
         """token_ids [num_tokens] -> [num_tokens, hidden_size]."""
+        return self.embed_tokens(token_ids)
+
+    def embed_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """token_ids [num_tokens] -> the rows of the embedding, [num_tokens, hidden_size]."""
         return self._embed_tokens.forward(token_ids)
 
     def forward(
@@ -116,8 +126,13 @@ class CausalDecoder(torch.nn.Module, Shardable):
             return self._stack.run(x, batch)
         residual = torch.zeros_like(x)
         angles = {rotary: rotary.angles(batch.positions) for rotary in self._rotaries}
-        for layer, rotary in self._layers:
+        states: dict[int, torch.Tensor] = {}
+        for index, (layer, rotary) in enumerate(self._layers):
+            if index in self._read_before:
+                states[index] = residual + x
             x = layer.forward(x, residual, None if rotary is None else angles[rotary], batch)
+        if states:
+            self.states_read = torch.cat([states[index] for index in self._read_before], -1)
         if not self._shard.coordinates.is_last_stage:
             return residual + x
         out: torch.Tensor = self._norm.forward(x, residual)
@@ -128,6 +143,7 @@ class CausalDecoder(torch.nn.Module, Shardable):
         shapes = {layer.shape for layer in layers}
         if (
             not self._shard.is_unsharded
+            or self._read_before
             or len(layers) < len(self._layers)
             or len(shapes) != 1
             or len(self._rotaries) != 1

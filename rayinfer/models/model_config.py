@@ -81,6 +81,15 @@ def read_model_config(folder: Path) -> ModelConfig:
         raise ModelLoadError(f"{file}: missing or wrong field: {error}") from None
 
 
+def model_config_of(folder: Path, architecture: str) -> ModelConfig:
+    """Read the config.json of what is no model by itself, whose architecture is known; raises ModelLoadError."""
+    file = folder / "config.json"
+    try:
+        return _from_raw(read_json(file), architecture, ())
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelLoadError(f"{file}: missing or wrong field: {error}") from None
+
+
 def _from_raw(raw: Mapping[str, Any], architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
     num_heads, hidden_size = count(raw, "num_attention_heads", "n_head"), count(raw, "hidden_size", "n_embd")
     num_kv_heads = count(raw, "num_key_value_heads", default=num_heads)

@@ -22,9 +22,11 @@ from rayinfer.access.rate_limits import RATE_LIMIT_HEADERS
 from rayinfer.error_kinds import error_kind
 from rayinfer.errors import InvalidParameter, RayinferError
 from rayinfer.metrics.families import MetricsSnapshot
+from rayinfer.metrics.load_text import load_text
 from rayinfer.metrics.service_metrics import CONTENT_TYPE, ServiceMetrics
 from rayinfer.servers.access.access_log import AccessLog
 from rayinfer.servers.access.middleware import AccessMiddleware
+from rayinfer.servers.access.open_paths import LOAD_PATH
 from rayinfer.servers.access.usage import add_usage_routes
 from rayinfer.servers.access.web_origins import ANY_NAME, OriginCheck, OriginPolicy
 from rayinfer.servers.anthropic.endpoints import AnthropicEndpoints
@@ -103,6 +105,7 @@ def build_app(
     trusts_tenant_header: bool = False,
     access: AccessControl | None = None,
     access_log: AccessLog | None = None,
+    opens_load: bool = False,
     price_per_engine_hour: float = 0.0,
     origins: OriginPolicy = ANY_NAME,
     other_metrics: OtherMetrics | None = None,
@@ -117,17 +120,16 @@ def build_app(
 
     Requests are traced if there are `traces` to keep them in, shared with the generators. A proxy that puts
     `x-request-id` on every answer itself, as Ray Serve's does, wants `echoes_request_id=False`. `other_metrics`
-    returns the metrics of the other routers behind this address. With `trusts_tenant_header`, all clients must come
-    through a gateway that sets it; with `trusts_request_chat_template`, they may send programs, which templates are,
-    for the service to run. A `kserve` that is shared with gRPC has a generation service of its own, which takes the
-    place of one over `models`, and may have tensor models. With `access`, all but `open_paths.py` needs a key.
-    `response_store` has responses; they are in memory without one. `origins` has the web pages that may use the
-    service. `operations` are there with `enable_engine_control`; the live view shows their decisions in any case.
+    returns the metrics of other routers at this address. With `trusts_tenant_header`, all clients must come through a
+    gateway that sets it; with `trusts_request_chat_template`, they may send programs, as templates are. A `kserve`
+    that is shared with gRPC has a generation service of its own instead of one over `models`. With `access`, all but
+    `open_paths.py` needs a key, and with `opens_load` the load does not. Without `response_store` responses are in
+    memory. `operations` are there with `enable_engine_control`, their decisions in any case.
     """
     app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False, **NO_PAGES)
     trust_tenant_header(app, trusts_tenant_header)
     app.add_middleware(LoadShedding, models=models, metrics=metrics, paths=_SHED_PATHS)
-    _add_access(app, metrics, access, access_log, origins)
+    _add_access(app, metrics, access, access_log, origins, opens_load=opens_load)
     if kserve is None:
         service = GenerationService(models, request_timeout_s, traces, request_limits, access)
         kserve = InferenceService(service, ModelRepository(models))
@@ -159,10 +161,12 @@ def _add_access(
     access: AccessControl | None,
     log: AccessLog | None,
     origins: OriginPolicy,
+    *,
+    opens_load: bool,
 ) -> None:
     """Check keys, and behind which web page a request was made."""
     if access is not None or log is not None:
-        app.add_middleware(AccessMiddleware, access=access, metrics=metrics, log=log)
+        app.add_middleware(AccessMiddleware, access=access, metrics=metrics, log=log, opens_load=opens_load)
     if origins.cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=list(origins.cors_origins), **CORS_OPTIONS)
     app.add_middleware(OriginCheck, policy=replace(origins, has_keys=access is not None), metrics=metrics)
@@ -268,12 +272,17 @@ def _add_service_routes(
         others = [] if other_metrics is None else await other_metrics()
         return Response(await asyncio.to_thread(metrics.render, others), headers={"Content-Type": CONTENT_TYPE})
 
+    async def load() -> Response:
+        """Return this router's queue and the load of the engines, without names: for endpoint pickers."""
+        return Response(load_text(metrics.snapshot()), headers={"Content-Type": CONTENT_TYPE})
+
     async def version() -> Response:
         """Return the version."""
         return json_response(json.dumps({"version": installed_version("rayinfer")}).encode())
 
     routes: dict[str, Callable[..., Awaitable[Response]]]
     routes = {"/health": health, "/ping": health, "/ready": ready, "/metrics": render_metrics, "/version": version}
+    routes[LOAD_PATH] = load
     for path, endpoint in routes.items():
         for alias in (path, path + "/"):
             app.add_api_route(
@@ -307,6 +316,7 @@ _SERVICE_RESPONSES: Mapping[str, Responses] = {
     "/ping": _ALIVE,
     "/ready": {**responses(_READY, *READ_ERRORS), **_NOT_READY},
     "/metrics": {**_ALIVE, **_METRICS},
+    LOAD_PATH: {**_ALIVE, **_METRICS},
     "/version": responses(_VERSION, *READ_ERRORS),
 }
 

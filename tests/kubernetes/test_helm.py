@@ -149,6 +149,11 @@ ODD_SERVICES = {
         "storage": {"kind": "pvc"},
     },
     "batches-in-the-pod": {"app": {"models": [{"model": "a"}], "batches_folder": "/tmp/batches"}},
+    "picker-and-keys": {
+        "auth": {},
+        "app": {"models": [{"model": "a"}], "open_load_metrics": True},
+        "ingress": {"gateway": "g", "inference_pool": True},
+    },
     "route": {
         "ingress": {"gateway": "g", "gateway_namespace": "n"},
         "name": "y",

@@ -239,6 +239,17 @@ class ServiceFile(BaseModel):
                 "ingress: in an incremental upgrade KubeRay's own Gateway moves the requests to the new cluster, and"
                 " an HTTPRoute or InferencePool beside it would send them to the wrong one: point clients there"
             )
+        has_keys = self.auth is not None or "api_keys" in self.app
+        if (
+            has_keys
+            and self.ingress is not None
+            and self.ingress.inference_pool
+            and not self.app_args().open_load_metrics
+        ):
+            raise ValueError(
+                "ingress.inference_pool: the endpoint picker sends no key, and gets 401 at /metrics: set"
+                " app.open_load_metrics, and have it read /metrics/load"
+            )
         if self.batch is not None and self.kserve is not None:
             raise ValueError("batch and kserve exclude each other: give one of them")
         if self.kserve is not None and self.autoscale_pods:

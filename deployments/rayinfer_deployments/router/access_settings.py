@@ -16,5 +16,6 @@ class AccessSettings:
     allowed_hosts: tuple[str, ...] = ()
     is_local: bool = False  # whether the routers' own port is on loopback
     trace_prompts: bool = False
+    opens_load: bool = False  # /metrics/load without a key
     control_socket: str | None = None  # of the process that runs operators' commands; None: the command does
     tls: HttpTlsFiles | None = None

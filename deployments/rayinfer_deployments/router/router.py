@@ -235,6 +235,7 @@ class Router(GrpcIngress):
             trusts_request_chat_template=self._trust_request_chat_template,
             access=self._access,
             access_log=self._access_log,
+            opens_load=self._access_settings.opens_load,
             price_per_engine_hour=self._access_settings.price_per_engine_hour,
             origins=OriginPolicy(
                 cors_origins=self._access_settings.cors_origins,

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rayinfer.attention.paged_attention import AttentionBatch
+from rayinfer.engine.drafting.draft_batch import attention_batch
 from rayinfer.engine.drafting.draft_rows import DraftRows
 from rayinfer.engine.drafting.drafter import DraftRow
 from rayinfer.models.decoder import Decoder
@@ -69,8 +69,14 @@ class DraftModel:
             self.forget()
             return [() for _ in rows]
 
+    def use(self, decoder: Decoder | None) -> None:
+        """Draft with this model from now on; None: not at all, and forget what is computed."""
+        self.decoder = decoder
+        if decoder is None:
+            self.forget()
+
     def forget(self) -> None:
-        """Forget what is computed: its memory is about to go."""
+        """Forget what is computed."""
         self._rows.clear()
 
     def _propose(self, decoder: Decoder, rows: Sequence[DraftRow]) -> list[Sequence[int]]:
@@ -113,28 +119,13 @@ class DraftModel:
         for part in parts:
             self._rows.record(part.row, part.start, part.token_ids)
         token_ids = np.minimum(np.concatenate([part.token_ids for part in parts]), self._last_token_id)
-        batch = self._batch(parts)
+        batch = attention_batch(
+            self._rows,
+            np.array([part.row for part in parts]),
+            np.array([part.start for part in parts]),
+            np.array([len(part.token_ids) for part in parts]),
+        )
         hidden = decoder.forward(torch.from_numpy(token_ids), batch)
         logits = decoder.logits(hidden[batch.cu_seqlens_q[1:].long() - 1])
         likeliest: list[int] = logits[:, : self._vocab_size].argmax(dim=-1).tolist()
         return likeliest
-
-    def _batch(self, parts: Sequence[_Part]) -> AttentionBatch:
-        table, block_size = self._rows.block_tables, self._rows.block_size
-        rows = np.array([part.row for part in parts])
-        counts = np.array([len(part.token_ids) for part in parts])
-        ends = np.array([part.end for part in parts], np.int32)
-        cu_seqlens_q = np.zeros(len(parts) + 1, np.int32)
-        counts.cumsum(out=cu_seqlens_q[1:])
-        positions = np.arange(cu_seqlens_q[-1]) + np.repeat(ends - cu_seqlens_q[1:], counts)
-        slots = table[np.repeat(rows, counts), positions // block_size] * np.int64(block_size) + positions % block_size
-        num_blocks = -(-int(ends.max()) // block_size)
-        return AttentionBatch(
-            positions=torch.from_numpy(positions.astype(np.int64)),
-            slot_mapping=torch.from_numpy(slots),
-            cu_seqlens_q=torch.from_numpy(cu_seqlens_q),
-            seq_lens=torch.from_numpy(ends),
-            block_tables=torch.from_numpy(np.ascontiguousarray(table[rows, :num_blocks])),
-            rows=None,
-            num_decodes=int(np.count_nonzero(counts == 1)),  # the shortest come first
-        )

@@ -3,6 +3,8 @@
 Nothing here waits for a GPU: `submit` starts its work, and the step's handle waits for the tokens.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from msgspec import structs
@@ -17,6 +19,7 @@ from rayinfer.engine.worker.prompt_scorer import PromptScorer
 from rayinfer.engine.worker.step_inputs import FutureTokens, StepInputs, upload_plan
 from rayinfer.engine.worker.step_results import NO_TOKENS, FinishedStep, HostCopies, PendingLogprobs, PendingSample
 from rayinfer.engine.worker.step_upload import StepUpload
+from rayinfer.models.causal_decoder import CausalDecoder
 from rayinfer.models.decoder import Decoder
 
 
@@ -36,11 +39,18 @@ class ModelRunner:
         self.future_tokens = FutureTokens(sampler.num_rows + 1, device)  # one more for padding
         self._no_tokens = [torch.zeros(0, dtype=dtype) for dtype in (torch.int64, torch.bool)]
         self._stage = stage
+        # Called with each step, and what the decoder has kept of it for an EAGLE head.
+        self.on_states: Callable[[StepPlan, torch.Tensor], None] | None = None
 
     @property
     def num_rows(self) -> int:
         """Rows that its sampler has."""
         return self._sampler.num_rows
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that its sampler chooses from."""
+        return self._sampler.vocab_size
 
     def record(self, graphs: DecodeGraphs) -> None:
         """Run decode steps as graphs from now on; the model's caches must be bound."""
@@ -87,6 +97,8 @@ class ModelRunner:
             return self._replay(self._graphs, plan)
         inputs = upload_plan(plan, self._upload)
         hidden = self._hidden(decoder, plan, inputs)
+        if self.on_states is not None and isinstance(decoder, CausalDecoder) and decoder.states_read is not None:
+            self.on_states(plan, decoder.states_read)
         if not self._stage.coordinates.is_last_stage:
             return FinishedStep(NO_TOKENS)
         # Before sampling: a step that fails here is computed again, and a sampler must not record a token twice.

@@ -1,7 +1,7 @@
 """Worker of one rank: its weights, KV blocks and model runner, for each kind of engine."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,9 @@ from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.ranks.pipeline_link import ONLY_STAGE, PipelineLink, Stage
 from rayinfer.engine.ranks.rank_coordinates import Ranks, any_device
 from rayinfer.engine.worker.cores import cores_of, set_threads
+from rayinfer.engine.worker.draft_models.draft_checks import draft_folder
 from rayinfer.engine.worker.draft_models.draft_memory import DraftWeights
+from rayinfer.engine.worker.draft_models.eagle_memory import EagleWeights
 from rayinfer.engine.worker.encoder_decoder_runner import EncoderDecoderRunner
 from rayinfer.engine.worker.graphs.cuda_graphs import CudaGraphs
 from rayinfer.engine.worker.graphs.decode_graphs import DecodeGraphs, Draw
@@ -32,8 +34,9 @@ from rayinfer.errors import ConfigError
 from rayinfer.grammars.compiler import GrammarCompiler
 from rayinfer.kv_cache.cache_tensors import BlockShape
 from rayinfer.kv_cache.pool_size import count_kv_blocks, count_offload_blocks, count_static_blocks
-from rayinfer.models.checkpoints.sources import resolve_model
+from rayinfer.models.causal_decoder import CausalDecoder
 from rayinfer.models.decoder import Decoder
+from rayinfer.models.eagle3 import is_eagle3_folder
 from rayinfer.models.encoder_decoder import EncoderDecoder
 from rayinfer.models.loader import torch_dtype
 from rayinfer.models.model_config import ModelConfig, read_model_config
@@ -68,6 +71,7 @@ class Worker(ABC):
         self._stage = self._pipeline_stage()
         self.grammars = self._new_grammars()
         draft_weights = self._load_draft_model()
+        self._states_read = () if draft_weights is None else draft_weights.states_read(model)
         memory = self._load_model(0 if draft_weights is None else draft_weights.shape.num_bytes)
         self.num_offload_blocks = memory.num_offload_blocks
         self.block_views = memory.block_views
@@ -82,7 +86,7 @@ class Worker(ABC):
         if draft_weights is not None:
             self.draft = draft_weights.with_blocks(
                 memory.num_blocks,
-                vocab_size=model.vocab_size,
+                runner=runner,
                 max_model_len=self.max_model_len,
                 hold_cores=nullcontext if cores is None else cores.hold,
             )
@@ -131,7 +135,9 @@ class Worker(ABC):
 
     def _preparation(self) -> Callable[[Decoder], None]:
         """Make the function that prepares a loaded decoder; it must not refer to the worker, which would be a cycle."""
-        return partial(_prepare, self._dtype, self._device, self.max_model_len, self.longest_sequence)
+        return partial(
+            _prepare, self._dtype, self._device, self.max_model_len, self.longest_sequence, self._states_read
+        )
 
     @property
     def _has_gpu_kernels(self) -> bool:
@@ -162,12 +168,14 @@ class Worker(ABC):
             group.coordinates, PipelineLink(group.coordinates, group.world, self._device, hidden_size, self._dtype)
         )
 
-    def _load_draft_model(self) -> DraftWeights | None:
+    def _load_draft_model(self) -> DraftWeights | EagleWeights | None:
         if self.config.draft_model is None:
             return None
         with startup_step("loading the draft model"):
             cache_type = _CACHE_TYPES.get(self.config.kv_cache_dtype)
-            return DraftWeights(self.config, resolve_model(self.config.draft_model), cache_type)
+            if is_eagle3_folder(folder := draft_folder(self.config.draft_model)):
+                return EagleWeights(self.config, folder, self._dtype, cache_type)
+            return DraftWeights(self.config, folder, cache_type)
 
     def _load_model(self, draft_block_bytes: int) -> ModelMemory:
         """Load the weights and allocate as many blocks as the remaining memory holds, and a draft model as many."""
@@ -313,8 +321,16 @@ class Seq2SeqWorker(StaticWorker):
 
 
 def _prepare(
-    dtype: torch.dtype, device: torch.device, max_model_len: int, longest_sequence: int, decoder: Decoder
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int,
+    longest_sequence: int,
+    states_read: Sequence[int],
+    decoder: Decoder,
 ) -> None:
+    if states_read:
+        assert isinstance(decoder, CausalDecoder), "checked before"
+        decoder.read_states(states_read)
     # Some rotary scalings depend on the longest sequence: the allowed one, since what fits differs by machine.
     decoder.prepare(dtype, device, max_model_len, longest_sequence)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from rayinfer.access.api_key import Scope
 
+LOAD_PATH = "/metrics/load"  # open where the service says so, for endpoint pickers, which send no key
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
 OPEN_PREFIXES = ("/v2/health/",)
 OPEN_TO_READ = frozenset({"/", "/docs"})  # the page, which holds no names, and TGI's health; POST generates
@@ -12,6 +13,7 @@ OPEN_FILES = "/ui/"  # of the page
 READING_METHODS = ("GET", "HEAD")
 SCOPES = {
     "/metrics": Scope.METRICS,
+    LOAD_PATH: Scope.METRICS,
     "/pause": Scope.OPERATE,
     "/resume": Scope.OPERATE,
     "/sleep": Scope.OPERATE,
@@ -29,12 +31,14 @@ def route_path(scope: Mapping[str, Any]) -> str:
     return path[len(prefix) :] if prefix and path.startswith(prefix + "/") else path
 
 
-def is_open(method: str, path: str) -> bool:
+def is_open(method: str, path: str, *, opens_load: bool = False) -> bool:
     """Return whether a request for a path needs no key.
 
     Without one, answers name no models. No OPTIONS is open: those that CORS allows are answered before.
     """
     if method in READING_METHODS and (path in OPEN_TO_READ or path.startswith(OPEN_FILES)):
+        return True
+    if opens_load and method in READING_METHODS and _plain(path) == LOAD_PATH:
         return True
     return method != "OPTIONS" and (_plain(path) in OPEN_PATHS or path.startswith(OPEN_PREFIXES))
 

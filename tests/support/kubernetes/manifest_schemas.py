@@ -1,4 +1,4 @@
-"""Strict schemas of manifests: Kubernetes' own from kubernetes-validate, custom resources from a list of fields."""
+"""Strict schemas of manifests: Kubernetes' own from kubernetes-validate, custom resources from lists of fields."""
 
 import json
 from functools import cache
@@ -10,7 +10,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 KUBERNETES_VERSION = "v1.35.0"
-CUSTOM_RESOURCES = Path(__file__).with_name("custom_resources.yaml")
+CUSTOM_RESOURCES = [Path(__file__).with_name(f"{name}_resources.yaml") for name in ("custom", "published")]
 OWN_KINDS = {
     "v1 Service": "io.k8s.api.core.v1.Service",
     "v1 ConfigMap": "io.k8s.api.core.v1.ConfigMap",
@@ -21,6 +21,7 @@ OWN_KINDS = {
 }
 PLAIN = {
     "any": {},
+    "unlisted": {"not": {}},
     "quantity": {"type": ["string", "number"]},
     **{name: {"type": name} for name in ("string", "integer", "number", "boolean")},
 }
@@ -44,7 +45,8 @@ def known_kinds() -> dict[str, str]:
 
 @cache
 def _custom() -> dict[str, Any]:
-    return yaml.safe_load(CUSTOM_RESOURCES.read_text())
+    files = [yaml.safe_load(file.read_text()) for file in CUSTOM_RESOURCES]
+    return {part: {name: text for file in files for name, text in file[part].items()} for part in ("kinds", "types")}
 
 
 @cache

@@ -45,6 +45,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"app": {"models": [{"model": "m"}], "batches_folder": "/tmp/../etc"}}, "/tmp/../etc is no folder of its own"),
     ({"engines_apart": True, "kserve": {}}, "KServe's pod has no place for engines_apart"),
+    (
+        {"auth": {}, "ingress": {"gateway": "g", "inference_pool": True}},
+        "ingress.inference_pool: the endpoint picker sends no key, and gets 401 at /metrics",
+    ),
     ({"monitoring": {}, "kserve": {}}, "KServe's pod has no place for monitoring"),
     ({"monitoring": {"objectives": {"itl_s": 0.3, "ttft_s": 3}}}, "ttft_s: .*3 s is no limit of a bucket"),
     ({"name": "Upper"}, "name: String should match pattern"),

@@ -1,13 +1,20 @@
 """Speculation on real engines of tiny models: where drafts come from, and that they change no answer."""
 
 import pytest
+import torch
+from transformers import GPT2Config
 
 from rayinfer.config import engine_config
 from rayinfer.engine.build import build_engine
+from rayinfer.engine.loop.engine import Engine
+from rayinfer.engine.scheduling.scheduler import Scheduler
+from rayinfer.engine.worker.worker import build_worker
 from rayinfer.errors import ConfigError, ModelLoadError, ModelNotFound
+from rayinfer.kv_cache.block_manager import BlockManager
 from rayinfer.protocols import GenerationRequest, Sleep, Wake
 from rayinfer.sampling_params import SamplingParams
-from support.tiny_models.tiny_checkpoints import make_tiny_llama, save_tokenizer
+from support.tiny_models.tiny_checkpoints import make_tiny_llama, make_tiny_model, save_tokenizer
+from support.tiny_models.tiny_eagle3 import TINY, PlainHead, make_tiny_eagle3
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 SEEDED = SamplingParams(temperature=1.0, seed=5, max_tokens=24, ignore_eos=True)
@@ -151,3 +158,95 @@ def test_a_draft_model_needs_the_same_tokenizer(folder, tmp_path):
         new_engine(folder, draft_model=str(another))
     with pytest.raises(ModelNotFound, match="there is no model"):
         new_engine(folder, draft_model=str(tmp_path / "nothing"))
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    return make_tiny_llama(tmp_path_factory.mktemp("deep"), tie=False, layers=8)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory):
+    return make_tiny_eagle3(tmp_path_factory.mktemp("head"), TINY._replace(draft_vocab=300))
+
+
+class Recorded:
+    """A recorder of what another drafter proposes."""
+
+    def __init__(self, drafter):
+        self._drafter = drafter
+        self.proposed = []
+
+    def propose(self, rows):
+        drafts = self._drafter.propose(rows)
+        self.proposed += [
+            (each.token_ids.tolist(), each.limit, list(draft)) for each, draft in zip(rows, drafts, strict=True)
+        ]
+        return drafts
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_kv_blocks": 9, "max_num_batched_tokens": 16}], ids=["roomy", "tight"])
+def test_drafts_of_a_head_change_no_answer(settings, deep, head):
+    params = [GREEDY, SEEDED, GREEDY, SEEDED]
+    expected = answers(new_engine(deep), *params)
+    engine = new_engine(deep, draft_model=str(head), speculation=4, **settings)
+    assert answers(engine, *params) == expected
+    stats = engine.stats
+    assert stats.draft_tokens_total > stats.accepted_draft_tokens_total
+    assert stats.draft_tokens_total > 50
+    if settings:
+        assert stats.num_preemptions_total > 0
+
+
+def test_a_head_drafts_what_it_would_from_the_states_that_transformers_computes(deep, head):
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(deep, dtype=torch.float32)
+    plain = PlainHead(head, model.get_input_embeddings().weight)
+    config = engine_config(
+        model=str(deep), draft_model=str(head), speculation=3, dtype="float32", num_kv_blocks=64, block_size=8
+    )
+    worker = build_worker(config, deep)
+    recorded = Recorded(worker.draft.drafter)
+    scheduler = Scheduler(
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        max_model_len=128,
+        block_manager=BlockManager(worker.num_blocks, 8),
+        drafter=recorded,
+        speculation=3,
+    )
+    engine = Engine(description=new_engine(deep).description, scheduler=scheduler, executor=worker.executor)
+    answers(engine, GREEDY, SEEDED, GREEDY)
+    assert len(recorded.proposed) > 50
+    for token_ids, limit, draft in recorded.proposed:
+        with torch.inference_mode():
+            states = model(torch.tensor([token_ids[:-1]]), output_hidden_states=True).hidden_states
+            read = torch.cat([states[layer][0] for layer in (2, 4, 5)], -1)
+            assert draft == plain.drafts(token_ids, read, limit)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_a_head_sleeps_and_wakes_with_the_engine(level, deep, head):
+    engine = new_engine(deep, draft_model=str(head), speculation=3)
+    expected = answers(engine, GREEDY)
+    before = engine.stats.draft_tokens_total
+    engine.control(Sleep(level))
+    engine.control(Wake())
+    assert answers(engine, GREEDY, tenant="another") == expected
+    assert engine.stats.draft_tokens_total == 2 * before > 20
+
+
+def test_a_head_of_another_model_is_refused(folder, deep, head, tmp_path):
+    with pytest.raises(ConfigError, match="is a head of models with 6 layers or more"):
+        new_engine(folder, draft_model=str(head))
+    with pytest.raises(ConfigError, match="needs an engine of one rank"):
+        new_engine(deep, draft_model=str(head), tensor_parallel_size=2)
+    narrow = make_tiny_eagle3(tmp_path / "narrow", TINY._replace(hidden=32))
+    with pytest.raises(ConfigError, match="is a head of another model: hidden_size 32, not 64"):
+        new_engine(deep, draft_model=str(narrow))
+    small = make_tiny_eagle3(tmp_path / "small", TINY._replace(vocab=300))
+    with pytest.raises(ConfigError, match="is a head of another model: vocab_size 300, not 384"):
+        new_engine(deep, draft_model=str(small))
+    gpt2 = make_tiny_model(tmp_path / "gpt2", GPT2Config(vocab_size=384, n_embd=64, n_layer=6, n_head=4))
+    with pytest.raises(ConfigError, match="is a head, which GPT2LMHeadModel has no states for"):
+        new_engine(gpt2, draft_model=str(head))

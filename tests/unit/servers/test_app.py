@@ -1,5 +1,7 @@
 from dataclasses import replace
 
+from prometheus_client.parser import text_string_to_metric_families
+
 import rayinfer
 from rayinfer.errors import QueueFull
 from rayinfer.metrics.service_metrics import ServiceMetrics
@@ -50,6 +52,20 @@ async def test_metrics_are_served_on_the_same_port(client, metrics):
     response = await client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert 'vllm:kv_cache_usage_perc{engine="engine-0",model_name="org/tiny"} 0.75' in response.text
+
+
+async def test_the_load_is_served_without_names(client, metrics):
+    metrics.set_num_queued("org/tiny", 3)
+    for engine, running, used in (("engine-0", 2, 1), ("engine-1", 4, 3)):
+        stats = EngineStats(num_running=running, num_waiting=1, kv_blocks_used=used, kv_blocks_total=4)
+        metrics.set_engine_stats("org/tiny", engine, stats)
+    families = {each.name: each for each in text_string_to_metric_families((await client.get("/metrics/load")).text)}
+    values = {name: [(sample.labels, sample.value) for sample in each.samples] for name, each in families.items()}
+    assert values == {
+        "vllm:num_requests_running": [({}, 6)],
+        "vllm:num_requests_waiting": [({}, 5)],
+        "vllm:kv_cache_usage_perc": [({}, 0.5)],
+    }
 
 
 async def test_refusals_are_counted_by_their_reason(client, generator, metrics):

@@ -6,9 +6,14 @@ import torch
 
 from rayinfer.config import EngineConfig
 from rayinfer.errors import ConfigError
+from rayinfer.models.architectures.registry import architecture_class
+from rayinfer.models.causal_decoder import CausalDecoder
 from rayinfer.models.checkpoints.sources import resolve_model
+from rayinfer.models.eagle3 import is_eagle3_folder, read_eagle3_config
 from rayinfer.models.model_config import ModelConfig, read_model_config
 from rayinfer.tokenization.tokenizer import Tokenizer
+
+_FEWEST_LAYERS = 6  # of which a low, a middle and a high one are read
 
 
 def check_draft_model(config: EngineConfig, folder: Path, model: ModelConfig, device: torch.device) -> None:
@@ -28,14 +33,35 @@ def check_draft_model(config: EngineConfig, folder: Path, model: ModelConfig, de
         raise ConfigError("draft_model needs engine 'dynamic': steps of static engines verify no drafts")
     if config.async_scheduling:
         raise ConfigError("draft_model must be left out with async_scheduling: overlapped steps verify no drafts")
-    draft_folder = resolve_model(config.draft_model)
-    draft = read_model_config(draft_folder)
+    other_folder = draft_folder(config.draft_model)
+    if is_eagle3_folder(other_folder):
+        _check_head(config.draft_model, read_eagle3_config(other_folder), model)
+        return
+    draft = read_model_config(other_folder)
     if draft.seq2seq is not None:
         raise ConfigError(f"draft_model {config.draft_model!r} is an encoder-decoder, and drafts come from decoders")
-    texts, draft_texts = (Tokenizer.from_folder(each).vocabulary() for each in (folder, draft_folder))
+    texts, draft_texts = (Tokenizer.from_folder(each).vocabulary() for each in (folder, other_folder))
     if texts != draft_texts:
         differing = {text for text, _ in texts.items() ^ draft_texts.items()}
         raise ConfigError(
             f"draft_model {config.draft_model!r} has another tokenizer than the model: {len(differing)} tokens differ,"
             f" as {min(differing)!r}"
         )
+
+
+def draft_folder(name: str) -> Path:
+    """Return the folder of a draft model, or of a head, which has no tokenizer; raises as `resolve_model` does."""
+    path = Path(name).expanduser().absolute()
+    return path if is_eagle3_folder(path) else resolve_model(name)
+
+
+def _check_head(name: str, head: ModelConfig, model: ModelConfig) -> None:
+    for field in ("hidden_size", "vocab_size"):
+        if (own := getattr(head, field)) != (wanted := getattr(model, field)):
+            raise ConfigError(f"draft_model {name!r} is a head of another model: {field} {own}, not {wanted}")
+    decoder = architecture_class(model.architecture)
+    is_plain = isinstance(decoder, type) and issubclass(decoder, CausalDecoder)
+    if not is_plain or decoder.forward is not CausalDecoder.forward or decoder.embed is not CausalDecoder.embed:
+        raise ConfigError(f"draft_model {name!r} is a head, which {model.architecture} has no states for")
+    if model.num_layers < _FEWEST_LAYERS:
+        raise ConfigError(f"draft_model {name!r} is a head of models with {_FEWEST_LAYERS} layers or more")

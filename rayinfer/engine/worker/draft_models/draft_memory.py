@@ -4,22 +4,33 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
 from rayinfer.engine.drafting.draft_model import DraftModel
 from rayinfer.engine.drafting.draft_rows import DraftRows
+from rayinfer.engine.drafting.drafter import Drafter
 from rayinfer.engine.plan.executor_commands import SleepLevel
 from rayinfer.engine.worker.model_memory import ModelMemory
+from rayinfer.engine.worker.model_runner import ModelRunner
 from rayinfer.engine.worker.resolved_config import ResolvedConfig
 from rayinfer.engine.worker.weight_loading import reload_weights, weight_loader
 from rayinfer.kv_cache.cache_tensors import BlockShape
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.loader import torch_dtype
-from rayinfer.models.model_config import read_model_config
+from rayinfer.models.model_config import ModelConfig, read_model_config
 from rayinfer.tensor_parallel import UNSHARDED
 
 _CPU = torch.device("cpu")
+
+
+class LoadedDrafter(Drafter, Protocol):
+    """A drafter with a model."""
+
+    def use(self, model: Any) -> None:
+        """Draft with this model from now on; None: not at all."""
+        ...
 
 
 class DraftWeights:
@@ -40,11 +51,15 @@ class DraftWeights:
             computed_on=_CPU,
         )
 
+    def states_read(self, model: ModelConfig) -> tuple[int, ...]:
+        """Return the layers of the model whose inputs it reads: none."""
+        return ()
+
     def with_blocks(
         self,
         num_blocks: int,
         *,
-        vocab_size: int,
+        runner: ModelRunner,
         max_model_len: int,
         hold_cores: Callable[[], AbstractContextManager[None]],
     ) -> "DraftMemory":
@@ -62,7 +77,7 @@ class DraftWeights:
         drafter = DraftModel(
             self._decoder,
             DraftRows(config.num_rows, longest, config.block_size, num_blocks),
-            vocab_size=vocab_size,
+            vocab_size=runner.vocab_size,
             longest_sequence=longest,
             max_step_tokens=config.max_num_batched_tokens,
             hold_cores=hold_cores,
@@ -73,7 +88,7 @@ class DraftWeights:
 class DraftMemory:
     """A draft model's drafter and memory, which sleep and wake with the engine; drafts never outlive that."""
 
-    def __init__(self, drafter: DraftModel, memory: ModelMemory) -> None:
+    def __init__(self, drafter: LoadedDrafter, memory: ModelMemory) -> None:
         self.drafter = drafter
         self._memory = memory
 
@@ -81,18 +96,17 @@ class DraftMemory:
         """Free memory, as the model's own is freed; no block is kept."""
         if level is SleepLevel.PERSIST:
             return
-        self.drafter.forget()
-        self.drafter.decoder = None
+        self.drafter.use(None)
         self._memory.release(level, ())
 
     def restore(self, level: SleepLevel) -> None:
         """Allocate it again."""
         self._memory.restore(level)
-        self.drafter.decoder = self._memory.decoder
+        self.drafter.use(self._memory.decoder)
 
     def drop(self) -> None:
         """Free everything for good."""
-        self.drafter.decoder = None
+        self.drafter.use(None)
         self._memory.drop()
 
 

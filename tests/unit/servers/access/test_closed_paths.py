@@ -8,6 +8,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute, Route
 
 from rayinfer.access.api_key import Scope
+from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.servers.access.open_paths import is_open, scope_of
 from rayinfer.servers.access.web_origins import OriginPolicy
 from rayinfer.servers.app import build_app
@@ -128,6 +129,7 @@ async def test_what_is_open_names_no_models_but_to_keys_that_may_use_them(guarde
     [
         ("/metrics", Scope.METRICS),
         ("/metrics/", Scope.METRICS),
+        ("/metrics/load", Scope.METRICS),
         ("/pause", Scope.OPERATE),
         ("/v2/repository/models/m/load", Scope.OPERATE),
         ("/operations/scale", Scope.OPERATE),
@@ -151,6 +153,16 @@ async def test_a_key_opens_what_its_scopes_say(guarded):
             answers = [await client.get("/v1/models"), await client.get("/metrics"), await client.post("/pause")]
             opened[scope] = [answer.status_code for answer in answers]
     assert opened == {Scope.INFER: [200, 403, 403], Scope.METRICS: [403, 200, 403], Scope.OPERATE: [403, 403, 400]}
+
+
+async def test_the_load_is_open_where_the_service_says_so(guarded):
+    await guarded.key("alice")
+    app = build_app({}, ServiceMetrics(), access=guarded.access, opens_load=True)
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as anonymous:
+        answers = [await anonymous.get(path) for path in ("/metrics/load", "/metrics/load/", "/metrics", "/v1/models")]
+        assert [answer.status_code for answer in answers] == [200, 200, 401, 401]
+        assert (await anonymous.post("/metrics/load")).status_code == 401
 
 
 async def test_every_route_of_operators_needs_the_scope_operate(guarded):
