@@ -84,7 +84,7 @@ def roles(
     model: Model = DEFAULT_MODEL,
     num_engines: Annotated[int, typer.Option(min=2, help="engines, of one thread each where they are measured")] = 2,
     num_prefill: Annotated[int, typer.Option(min=1, help="of them for long prompts")] = 1,
-    duration_s: Annotated[float, typer.Option(min=1, help="seconds in which requests arrive")] = 60.0,
+    duration_s: Annotated[float, typer.Option(min=1, help="seconds in which requests arrive")] = 30.0,
     chats_per_s: Annotated[float, typer.Option(min=0.001, help="short requests that arrive a second")] = 0.5,
     long_per_s: Annotated[float, typer.Option(min=0.001, help="long prompts that arrive a second")] = 0.1,
     chat_tokens: Annotated[str, typer.Option(help="tokens of a chat's prompt and answer")] = "64,64",
@@ -94,7 +94,7 @@ def roles(
     request_ms: Annotated[float, typer.Option(min=0, help="more of it for each request that gets a token")] = 2.0,
     chunk_tokens: Annotated[int, typer.Option(min=1, help="prompt tokens of its step")] = 512,
     transfer_us: Annotated[float, typer.Option(min=0, help="to hand over one token of a prompt")] = 50.0,
-    simulation_only: Annotated[bool, typer.Option("--simulation-only", help="measure nothing")] = False,
+    num_rounds: Annotated[int, typer.Option(min=0, help="measurements of each kind, in turns; 0: simulate only")] = 2,
     output: Output = RESULTS,
     engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
 ) -> None:
@@ -127,7 +127,7 @@ def roles(
             num_prefill=num_prefill,
             transfer_token_s=transfer_us / 1e6,
             settings=engine_settings,
-            is_measured=not simulation_only,
+            num_rounds=num_rounds,
             command=typed_command(),
             log=log,
         )

@@ -46,6 +46,15 @@ class Seen:
     lasted_s: float = 0.0  # from the first arrival to the last token
     num_handovers: int = 0
 
+    def add(self, other: "Seen") -> None:
+        """Add what clients saw in another round."""
+        self.chat_ttft_s += other.chat_ttft_s
+        self.long_ttft_s += other.long_ttft_s
+        self.chat_gaps_s += other.chat_gaps_s
+        self.num_tokens += other.num_tokens
+        self.lasted_s += other.lasted_s
+        self.num_handovers += other.num_handovers
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:

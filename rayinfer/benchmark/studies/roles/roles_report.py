@@ -9,7 +9,7 @@ from typing import Any
 from rayinfer.benchmark.report import Environment, Table, describe_environment
 from rayinfer.benchmark.studies.autoscaling.simulated_engine import EnginePace
 from rayinfer.benchmark.studies.roles.measured_roles import measure
-from rayinfer.benchmark.studies.roles.mixed_load import HEADS, MixedLoad, Outcome, outcome
+from rayinfer.benchmark.studies.roles.mixed_load import HEADS, MixedLoad, Outcome, Seen, outcome
 from rayinfer.benchmark.studies.roles.simulated_roles import simulate
 
 
@@ -23,6 +23,7 @@ class RolesReport:
     num_engines: int
     pace: EnginePace
     transfer_token_s: float
+    num_rounds: int
     outcomes: list[Outcome]
     environment: Environment = field(default_factory=describe_environment)
 
@@ -35,7 +36,8 @@ class RolesReport:
             f"{load.long_tokens[1]}). Simulated engines: a step of {1e3 * pace.step_s:g} ms, "
             f"{1 / pace.prompt_token_s:,.0f} prompt tokens a second in chunks of {pace.chunk_tokens}, "
             f"{1e3 * pace.output_token_s:g} ms for each running request, {1e6 * self.transfer_token_s:g} us to hand "
-            f"a token over. Measured: {self.model}, engines of one thread each in one process"
+            f"a token over. Measured: {self.model}, engines of one thread each in one "
+            f"process, {self.num_rounds} rounds in turns"
         )
         return [Table(title, HEADS, [each.row() for each in self.outcomes])]
 
@@ -50,11 +52,11 @@ def run_roles_benchmark(
     num_prefill: int,
     transfer_token_s: float,
     settings: Mapping[str, Any],
-    is_measured: bool,
+    num_rounds: int,
     command: str,
     log: Callable[[str], None],
 ) -> RolesReport:
-    """Simulate and measure the load on engines that do both, and on as many with roles."""
+    """Simulate the load on engines that do both and on as many with roles, and measure it in rounds, in turns."""
     names = {
         f"{num_engines} for both": 0,
         f"{num_prefill} prefill, {num_engines - num_prefill} decode": num_prefill,
@@ -67,15 +69,21 @@ def run_roles_benchmark(
         )
         for name, count in names.items()
     ]
-    first: list[list[int]] | None = None
-    for name, count in names.items() if is_measured else ():
-        log(f"measured: {name}")
-        seen = asyncio.run(
-            measure(folder, load, dict(settings), num_engines=num_engines, num_prefill=count, run=f"roles {count}")
-        )
-        same = None if first is None else seen.token_ids == first
-        first = seen.token_ids if first is None else first
-        outcomes.append(outcome("measured", name, seen.seen, same_tokens=same))
+    seen = {name: Seen() for name in names}
+    token_ids: dict[str, list[list[int]]] = {name: [] for name in names}
+    for number in range(num_rounds):
+        for name, count in sorted(names.items(), reverse=number % 2 == 1):
+            log(f"round {number + 1} of {num_rounds}: {name}")
+            run = f"round {number} of {count}"
+            measured = asyncio.run(
+                measure(folder, load, dict(settings), num_engines=num_engines, num_prefill=count, run=run)
+            )
+            seen[name].add(measured.seen)
+            token_ids[name] += measured.token_ids
+    first = next(iter(names))
+    for name in names if num_rounds else ():
+        same = None if name == first else token_ids[name] == token_ids[first]
+        outcomes.append(outcome("measured", name, seen[name], same_tokens=same))
     return RolesReport(
         command=command,
         model=model,
@@ -83,5 +91,6 @@ def run_roles_benchmark(
         num_engines=num_engines,
         pace=pace,
         transfer_token_s=transfer_token_s,
+        num_rounds=num_rounds,
         outcomes=outcomes,
     )

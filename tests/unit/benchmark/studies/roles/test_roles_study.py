@@ -57,7 +57,7 @@ def test_the_report_has_both_and_the_same_tokens(tmp_path, monkeypatch):
         num_prefill=1,
         transfer_token_s=0.0,
         settings={"dtype": "float32", "num_kv_blocks": 256, "kv_store_gib": 0.02},
-        is_measured=True,
+        num_rounds=2,
         command="rayinfer bench roles",
         log=lambda _: None,
     )
