@@ -178,7 +178,7 @@ def _stored_blocks(model: ModelConfig, worker: Worker) -> StoredBlocks | None:
 
 
 def _of_blocks(model: ModelConfig, worker: Worker) -> dict[str, Any]:
-    """Return what tells a store's blocks from those of other engines, beside the settings."""
+    """Return what blocks depend on beside the settings, for their identity."""
     kernels = _kernels(any_device(), torch_dtype(worker.config.dtype, model))
     return {"longest_sequence": worker.longest_sequence, "kernels": kernels}
 

@@ -91,7 +91,7 @@ class _Fetch:
         self._wait_s = wait_s
 
     def run(self, names: Sequence[BlockName], num_present: int) -> Fetched:
-        """Move window after window; two are under way."""
+        """Move window after window; two are in flight."""
         parent = names[num_present - 1].key if num_present else None
         windows = [names[start : start + self._window] for start in range(num_present, len(names), self._window)]
         posted: list[TransferRequest] = [self._post(windows[0], 0)]

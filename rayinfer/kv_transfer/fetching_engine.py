@@ -121,7 +121,7 @@ class FetchingEngine:
                 await self._engine.submit(submitted, router_id)
 
     def _fetch(self, request: GenerationRequest, source: KVSource, deadline: float) -> Fetched:
-        names = self._names(request, source)
+        names = block_names(request, source.num_blocks, self._block_size, self._weights_version)
         timeout_s = deadline - time.monotonic()
         if not names or timeout_s <= 0:
             return Fetched(failure="timeout" if names else "")
@@ -129,16 +129,6 @@ class FetchingEngine:
             return self._fetcher.wait_for(names, timeout_s=min(source.wait_s, timeout_s))
         peer = PeerAddress(host=source.host, port=source.port, key=source.key, certificate=source.certificate)
         return self._fetcher.fetch(names, peer, wait_s=source.wait_s, timeout_s=timeout_s)
-
-    def _names(self, request: GenerationRequest, source: KVSource) -> list[BlockName]:
-        """Name the blocks that may be hits: the last token is computed in any case."""
-        tokens = request.prompt_token_ids + request.output_token_ids
-        num_blocks = min((len(tokens) - 1) // self._block_size, source.num_blocks)
-        tokens = tokens[: num_blocks * self._block_size]
-        salt = prefix_salt(request.tenant, request.cache_salt, request.adapter, self._weights_version)
-        contents = content_digests(salt, np.array(tokens, np.int32), self._block_size, 0, num_blocks)
-        keys = hash_blocks(tokens, self._block_size, salt)
-        return [BlockName(key, content) for key, content in zip(keys, contents, strict=True)]
 
     def _count(self, fetched: Fetched, waited_s: float) -> None:
         stats = self.stats
@@ -149,6 +139,19 @@ class FetchingEngine:
         stats.fetch_seconds_total += waited_s
         if fetched.failure:
             _logger.info("a fetch of KV blocks ended early: %s", fetched.failure)
+
+
+def block_names(
+    request: GenerationRequest, num_blocks: int, block_size: int, weights_version: int = 0
+) -> list[BlockName]:
+    """Name a request's first blocks that may be hits, at most so many: its last token is computed in any case."""
+    tokens = request.prompt_token_ids + request.output_token_ids
+    num_blocks = min((len(tokens) - 1) // block_size, num_blocks)
+    tokens = tokens[: num_blocks * block_size]
+    salt = prefix_salt(request.tenant, request.cache_salt, request.adapter, weights_version)
+    contents = content_digests(salt, np.array(tokens, np.int32), block_size, 0, num_blocks)
+    keys = hash_blocks(tokens, block_size, salt)
+    return [BlockName(key, content) for key, content in zip(keys, contents, strict=True)]
 
 
 def _less(timeout_s: float | None, waited_s: float) -> float | None:

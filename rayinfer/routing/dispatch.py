@@ -23,7 +23,7 @@ from rayinfer.routing.first_tokens import FirstTokens
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.routing.preparation import hash_prompt_blocks, prepare
 from rayinfer.routing.retry_budget import Quarantine, QuarantinePermit, RetryBudget
-from rayinfer.routing.roles import RoleSettings
+from rayinfer.routing.roles.settings import RoleSettings
 from rayinfer.routing.stream_state import StreamState
 from rayinfer.routing.stream_timers import StreamTimers
 from rayinfer.tokenization.tokenizer import Tokenizer

@@ -14,7 +14,7 @@ from rayinfer.outputs import EngineStats, StepMessage, TraceEvent
 from rayinfer.protocols import ControlAction, EngineClient, GenerationRequest, KVAddress, ModelDescription
 from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.engine_choice import EngineLoad, RequestCost, cost_of_choice
-from rayinfer.routing.role_advice import EngineTimes, PromptTimes, RoleAdvisor
+from rayinfer.routing.roles.advice import EngineTimes, PromptTimes, RoleAdvisor
 
 Result = TypeVar("Result")
 

@@ -16,10 +16,10 @@ from rayinfer.predictions import PredictorDescription
 from rayinfer.protocols import EngineClient, KVAddress, KVSource, ModelDescription
 from rayinfer.routing.engine_choice import Candidate, RequestCost, choose, less_cached, reason_of
 from rayinfer.routing.engine_link import EngineLink
-from rayinfer.routing.kv_sources import find_source, handover_source
 from rayinfer.routing.prefix_index import PrefixIndex
-from rayinfer.routing.role_advice import RoleAdvisor
-from rayinfer.routing.roles import RoleSettings, prefill_engines
+from rayinfer.routing.roles.advice import RoleAdvisor
+from rayinfer.routing.roles.kv_sources import find_source, handover_source
+from rayinfer.routing.roles.settings import RoleSettings, prefill_engines
 
 logger = logging.getLogger(__name__)
 

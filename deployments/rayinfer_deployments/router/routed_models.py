@@ -21,7 +21,7 @@ from rayinfer.routing.canary.releases import CanaryReleases
 from rayinfer.routing.dispatch import ENGINE_WAIT_S, Dispatcher
 from rayinfer.routing.first_tokens import FirstTokens
 from rayinfer.routing.limits import RouterLimits
-from rayinfer.routing.roles import RoleSettings
+from rayinfer.routing.roles.settings import RoleSettings
 from rayinfer.servers.served_model import ServedModel, find_model
 from rayinfer.tokenization.chat_template import ChatTemplate
 from rayinfer.tokenization.tokenizer import Tokenizer

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from rayinfer.protocols import GenerationRequest
-from rayinfer.routing.kv_sources import MIN_FETCHED_TOKENS
-from rayinfer.routing.roles import RoleSettings
+from rayinfer.routing.roles.kv_sources import MIN_FETCHED_TOKENS
+from rayinfer.routing.roles.settings import RoleSettings
 from rayinfer.sampling_params import SamplingParams
 from support.services.polling import until
 from support.services.transfer_fleet import transfer_fleet

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from rayinfer.kv_transfer.engine_transfers import EngineTransfers
+from rayinfer.kv_transfer.fetching_engine import block_names
 from rayinfer.kv_transfer.limits import TransferLimits
 from rayinfer.kv_transfer.stored_blocks import StoredBlocks
 from rayinfer.outputs import StepMessage
@@ -38,8 +39,7 @@ class Machine:
         self.engine = self.transfers.engine
 
     def names(self, asked=None, num_blocks=10):
-        asked = asked or self.request()
-        return self.engine._names(asked, KVSource(num_blocks=num_blocks, timeout_s=1.0))
+        return block_names(asked or self.request(), num_blocks, BLOCK_SIZE)
 
     def fill(self, count=10, **fields):
         parent, stamp = None, time.time_ns()

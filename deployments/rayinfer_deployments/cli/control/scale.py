@@ -7,7 +7,7 @@ import typer
 
 from rayinfer.errors import ConfigError
 from rayinfer.routing.autoscaling_settings import autoscaling_settings
-from rayinfer.routing.roles import RoleSettings
+from rayinfer.routing.roles.settings import RoleSettings
 from rayinfer_deployments.cli.control.limits import mapping_in
 from rayinfer_deployments.cli.control.service_choice import Address, Application, Port, chosen_service
 from rayinfer_deployments.cli.failures import in_one_line

@@ -20,7 +20,7 @@ from rayinfer.liveness import LivenessLimits
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.dispatch import Dispatcher
-from rayinfer.routing.roles import RoleSettings
+from rayinfer.routing.roles.settings import RoleSettings
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.tokenization.tokenizer import Tokenizer
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rayinfer.routing.role_advice import LONG_PROMPT_TOKENS, WINDOW_S, EngineTimes, RoleAdvisor
+from rayinfer.routing.roles.advice import LONG_PROMPT_TOKENS, WINDOW_S, EngineTimes, RoleAdvisor
 from support.fakes.fake_service import Service, running
 from support.services.polling import until
 
@@ -64,7 +64,7 @@ def test_no_roles_are_advised_without_long_prompts(advisor, clock):
     assert advisor.advise(8).num_prefill == 0
 
 
-def test_no_roles_are_advised_where_long_prompts_delay_nobody(advisor, clock):
+def test_no_roles_are_advised_where_long_prompts_delay_no_request(advisor, clock):
     run(advisor, clock, long_share=0.2, long_gap_s=0.13, gap_s=0.1, seconds=600.0)
     assert advisor.advise(8).num_prefill == 0
 

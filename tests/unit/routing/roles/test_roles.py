@@ -8,7 +8,7 @@ from rayinfer.errors import ConfigError, EngineDead
 from rayinfer.outputs import Credits, EngineStats
 from rayinfer.protocols import KVAddress, KVSource
 from rayinfer.routing.dispatch import Dispatcher
-from rayinfer.routing.roles import RoleSettings, prefill_engines
+from rayinfer.routing.roles.settings import RoleSettings, prefill_engines
 from support.fakes.fake_engine_client import FakeEngineClient
 from support.fakes.fake_service import Service, running
 from support.services.polling import until
@@ -137,10 +137,12 @@ async def test_a_stream_stays_where_no_decode_engine_has_credits(tokenizer):
 
 async def test_engines_without_blocks_to_serve_have_no_roles(tokenizer):
     async with running(ServiceWithRoles(tokenizer, 2, machines=("", ""))) as service:
-        reading = read(service.open("a", LONG))
-        await until(lambda: service.engines[0].submitted or service.engines[1].submitted)
-        assert service.dispatcher.engines._prefill_names == frozenset()
-        reading.cancel()
+        stream = await first_token(service)
+        reading = read(stream)
+        await asyncio.sleep(0.05)
+        assert service.engines[1].submitted == []  # it stays where it began
+        service.say("a/0", "Y", "length")
+        assert (await reading).finished
 
 
 async def test_all_choices_are_handed_over_once_all_have_begun(tokenizer):
