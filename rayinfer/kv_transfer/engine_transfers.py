@@ -2,7 +2,6 @@
 
 import ssl
 from dataclasses import dataclass
-from pathlib import Path
 
 from rayinfer.kv_transfer.block_server import BlockServer
 from rayinfer.kv_transfer.fetcher import BlockFetcher
@@ -12,8 +11,6 @@ from rayinfer.kv_transfer.stored_blocks import StoredBlocks
 from rayinfer.kv_transfer.tcp_agent import MakeTls, TcpTransferAgent, plain_unless_certified
 from rayinfer.outputs import KVTransferStats
 from rayinfer.protocols import EngineClient, KVAddress, ModelDescription
-
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,17 +54,10 @@ class EngineTransfers:
             port=self._server.start(host),
             key=self._server.key,
             certificate=tls.certificate,
-            store_id=_store_id(blocks),
+            store_id=blocks.store_name,
         )
 
     def close(self) -> None:
         """End the server and all fetches; takes seconds where peers hang."""
         self.engine.close()
         self._server.close()
-
-
-def _store_id(blocks: StoredBlocks) -> str:
-    """Name the machine's store: engines with the same name share it."""
-    status = Path(blocks.path).stat()
-    boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
-    return f"{boot}:{status.st_dev}:{status.st_ino}"

@@ -24,9 +24,9 @@ class StoredBlocks:
         self._is_closed = False
 
     @property
-    def path(self) -> str:
-        """Path of the memory's file."""
-        return str(self._memory.path)
+    def store_name(self) -> str:
+        """Name of the store, the same for all engines that share it."""
+        return self._memory.name
 
     @property
     def block_bytes(self) -> int:

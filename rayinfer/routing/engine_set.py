@@ -14,12 +14,19 @@ from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import EngineState, StepMessage, TraceEvent
 from rayinfer.predictions import PredictorDescription
 from rayinfer.protocols import EngineClient, KVAddress, KVSource, ModelDescription
-from rayinfer.routing.engine_choice import Candidate, RequestCost, choose, less_cached, reason_of
+from rayinfer.routing.engine_choice import (
+    WORTH_OF_STORED,
+    Candidate,
+    RequestCost,
+    choose,
+    less_cached,
+    reason_of,
+)
 from rayinfer.routing.engine_link import EngineLink
 from rayinfer.routing.prefix_index import PrefixIndex
 from rayinfer.routing.roles.advice import RoleAdvisor
 from rayinfer.routing.roles.kv_sources import find_source, handover_source
-from rayinfer.routing.roles.settings import RoleSettings, prefill_engines
+from rayinfer.routing.roles.settings import RoleSettings, of_fitting_role, prefill_engines
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +124,7 @@ class EngineSet:
         for listener in self.join_listeners:
             listener(link)
         self._update_members()
-        self.prefixes.add_engine(name)
+        self.prefixes.add_engine(name, description.kv_store)
         self._metrics.set_engine_stats(self._model_name, name, link.stats)
         self._metrics.set_engine_config(self._model_name, name, _cache_config(description))
         for other in list(self.links.values()):
@@ -231,14 +238,15 @@ class EngineSet:
                 candidates.append(Candidate(link.name, link.load, num_cached, num_blocks))
         if not candidates:
             return None
-        fitting = self._of_fitting_role(candidates, cost, continues=continues)
+        fitting = of_fitting_role(candidates, cost, self._prefill_names, self._roles, continues=continues)
         chosen = choose(fitting)
+        source = self._find_source(self.links[chosen.name], block_hashes)
         link = self._note_choice(chosen, block_hashes)
         return RoutingDecision(
             link,
             chosen.num_cached_tokens,
             reason_of(chosen, fitting),
-            self._find_source(link, chosen.num_cached_tokens, block_hashes),
+            source,
             chosen.name in self._prefill_names,
         )
 
@@ -286,32 +294,29 @@ class EngineSet:
             return running
         return engines
 
-    def _of_fitting_role(
-        self, candidates: Sequence[Candidate], cost: RequestCost, *, continues: bool
-    ) -> Sequence[Candidate]:
-        """Keep the engines of the role that fits a request, if there are any."""
-        prefill = self._prefill_names
-        if self._roles is None or not prefill:
-            return candidates
-        cached = max((each.num_cached_tokens for each in candidates if each.name not in prefill), default=0)
-        is_long = not continues and cost.num_prefill_tokens - cached >= self._roles.min_prompt_tokens
-        return [each for each in candidates if (each.name in prefill) == is_long] or candidates
-
     def _note_choice(self, chosen: Candidate, block_hashes: Sequence[bytes]) -> EngineLink:
         self._num_chosen += 1
         chosen.load.last_chosen = self._num_chosen
         self.prefixes.expect(chosen.name, block_hashes)
         return self.links[chosen.name]
 
-    def _find_source(self, link: EngineLink, num_cached: int, block_hashes: Sequence[bytes]) -> KVSource | None:
+    def _find_source(self, link: EngineLink, block_hashes: Sequence[bytes]) -> KVSource | None:
         if link.kv_address is None or not block_hashes:
             return None
-        return find_source(
-            link, num_cached, self.links.values(), lambda other: self._num_cached_tokens(other, block_hashes)
-        )
+        num_held = self._num_held(link, block_hashes)
+        return find_source(link, num_held, self.links.values(), lambda other: self._num_held(other, block_hashes))
+
+    def _num_held(self, link: EngineLink, block_hashes: Sequence[bytes]) -> int:
+        """Return how many tokens the engine or its machine's store have."""
+        prefixes = self.prefixes
+        held = max(prefixes.num_cached(link.name, block_hashes), prefixes.num_in_store(link.name, block_hashes))
+        return held * link.description.block_size
 
     def _num_cached_tokens(self, link: EngineLink, block_hashes: Sequence[bytes]) -> int:
-        return self.prefixes.num_cached(link.name, block_hashes) * link.description.block_size
+        """Return how many tokens the engine need not compute; those that it has to load count less."""
+        num_cached = self.prefixes.num_cached(link.name, block_hashes)
+        num_to_load = max(0, self.prefixes.num_in_store(link.name, block_hashes) - num_cached)
+        return int((num_cached + WORTH_OF_STORED * num_to_load) * link.description.block_size)
 
     def _migrate_streams(self, link: EngineLink) -> None:
         """Migrate the streams of a draining engine, if there is another engine."""

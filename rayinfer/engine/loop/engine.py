@@ -188,9 +188,9 @@ class Engine:
 
     def exit(self) -> None:
         """Free everything that the engine holds."""
-        self.scheduler.close()
         if self.stored_blocks is not None:
-            self.stored_blocks.close()
+            self.stored_blocks.close()  # before the store, which frees memory that nothing uses
+        self.scheduler.close()
         self._executor.shutdown()
         if self._recorder is not None:
             self._recorder.close()

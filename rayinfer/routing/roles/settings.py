@@ -1,12 +1,13 @@
 """Roles of engines: prefill engines compute long prompts, decode engines continue their streams."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rayinfer.config import describe_validation_error
 from rayinfer.errors import ConfigError
+from rayinfer.routing.engine_choice import Candidate, RequestCost
 
 
 class RoleSettings(BaseModel):
@@ -49,3 +50,19 @@ def prefill_engines(names: Collection[str], roles: RoleSettings | None) -> froze
     if roles is None:
         return frozenset()
     return frozenset(sorted(names)[: min(roles.prefill, len(names) - 1)])
+
+
+def of_fitting_role(
+    candidates: Sequence[Candidate],
+    cost: RequestCost,
+    prefill: Collection[str],
+    roles: RoleSettings | None,
+    *,
+    continues: bool,
+) -> Sequence[Candidate]:
+    """Keep the engines of the role that fits a request, if there are any; `prefill` are those of that role."""
+    if roles is None or not prefill:
+        return candidates
+    cached = max((each.num_cached_tokens for each in candidates if each.name not in prefill), default=0)
+    is_long = not continues and cost.num_prefill_tokens - cached >= roles.min_prompt_tokens
+    return [each for each in candidates if (each.name in prefill) == is_long] or candidates
