@@ -19,7 +19,9 @@ def check_queue(
         raise ValueError("queue: Kueue takes no cluster whose number of pods changes: set autoscale_pods to false")
     most = MOST_POD_SETS - 1 - is_job
     if len(workers) > most:
-        raise ValueError(f"workers: Kueue takes {most} groups of a {'job' if is_job else 'service'}, got {len(workers)}")
+        raise ValueError(
+            f"workers: Kueue takes {most} groups of a {'job' if is_job else 'service'}, got {len(workers)}"
+        )
     if reserved := [group.name for group in workers if group.name in OWN_POD_SETS]:
         raise ValueError(f"workers: Kueue keeps the name {reserved[0]} for pods of its own: give the group another")
     cpus: float = head.cpus + sum(group.pods * group.cpus for group in workers)

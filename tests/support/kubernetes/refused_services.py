@@ -10,7 +10,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"app": {"models": [{"model": "m", "num_gpus": 1}]}}, "app.models.0: an engine takes"),
     ({"app": {"models": [{"model": "m"}], "num_routers": 2}}, "app.num_routers: not among"),
     ({"limits": {"max_waiting": 1}}, "limits.max_waiting: there is no such setting"),
-    ({"app": {"models": [{"model": "m", "num_gpu": 1}]}}, r"num_gpu: there is no such setting, got 1; did you mean num_g"),
+    (
+        {"app": {"models": [{"model": "m", "num_gpu": 1}]}},
+        r"num_gpu: there is no such setting, got 1; did you mean num_g",
+    ),
     ({"storage": {"kind": "bucket"}}, "csi_driver: storage of kind bucket needs one"),
     ({"upgrade": {"strategy": "NewClusterWithIncrementalUpgrade"}}, "needs autoscale_pods"),
     ({"upgrade": {"step_size_percent": 30}}, "step_size_percent=30 is above max_surge_percent=20"),
