@@ -83,8 +83,12 @@ class EngineConfig(BaseModel):
         None,
         gt=0,
         le=1 << 20,
-        description="shared memory for KV blocks that all engines of a model on a machine share and that outlive them,"
-        " in GiB (default: none); for CPUs",
+        description="shared memory for KV blocks that all engines of a model on a machine share and that outlive each"
+        " of them, in GiB (default: none); for CPUs",
+    )
+    kv_store_persists: bool = Field(
+        False,
+        description="keep the shared memory of kv_store_gib when the last engine that uses it ends, for later ones",
     )
     kv_store_disk_gib: float | None = Field(
         None,
@@ -258,6 +262,8 @@ class EngineConfig(BaseModel):
         if self.kv_store_gib is None:
             if self.kv_store_disk_gib is not None or self.kv_store_folder is not None:
                 raise ValueError("kv_store_disk_gib and kv_store_folder need kv_store_gib")
+            if self.kv_store_persists:
+                raise ValueError("kv_store_persists needs kv_store_gib")
             return self
         if self.kv_store_folder is not None and self.kv_store_disk_gib is None:
             raise ValueError("kv_store_folder needs kv_store_disk_gib")

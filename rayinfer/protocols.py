@@ -70,6 +70,14 @@ class GenerationRequest:
         return num_prompt_tokens if self.prediction is None else self.prediction.num_tokens(num_prompt_tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class SharedStore:
+    """The KV block store of a machine, as routers know it."""
+
+    name: str  # the same for all engines that share it, and for no others
+    num_blocks: int  # that it can hold
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelDescription:
     """Public description of a served model."""
@@ -92,6 +100,7 @@ class ModelDescription:
     predictor: PredictorDescription | None = None  # of a model that does not generate
     kernels: str = ""  # what computes: a CPU kernel path, triton or torch; empty: unknown
     device: str = ""  # CPU threads or GPUs of the engine, for operators; empty: unknown
+    kv_store: SharedStore | None = None  # where the engine finds blocks of others
     speculation: str = ""  # drafts of next tokens, or why there are none; empty: off
 
     def longest_prompt(self, *, generates: bool = True) -> int:

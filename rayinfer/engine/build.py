@@ -107,6 +107,7 @@ def _assemble(
 ) -> Engine:
     config, caches_prefixes = worker.config, worker.caches_prefixes
     block_manager = BlockManager(worker.num_blocks, config.block_size, enable_prefix_caching=caches_prefixes)
+    stored_prefixes = _stored_prefixes(model, worker, block_manager)
     scheduler = Scheduler(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -116,7 +117,7 @@ def _assemble(
         forced_end_token_id=model.forced_end_token_id,
         enable_prefix_caching=caches_prefixes,
         offload=_offload(worker),
-        stored_prefixes=_stored_prefixes(model, worker, block_manager),
+        stored_prefixes=stored_prefixes,
         max_concurrent_batches=executor.max_concurrent_batches,
         supports_async_scheduling=executor.supports_async_scheduling,
         **_drafting(worker, drafter),
@@ -140,15 +141,12 @@ def _assemble(
         bad_token_sequences=() if seq2seq is None else seq2seq.bad_token_sequences,
         kernels=_kernels(any_device(), torch_dtype(config.dtype, model)),
         device=_device(any_device(), config.num_ranks),
+        kv_store=None if stored_prefixes is None else stored_prefixes.shared_store,
         speculation=_speculation(worker),
     )
     _logger.info("engine for %s: %s", description.name, description.capacity)
-    parts: dict[str, Any] = {
-        "description": description,
-        "scheduler": scheduler,
-        "executor": executor,
-        "grammars": worker.grammars,
-    }
+    parts: dict[str, Any] = {"description": description, "scheduler": scheduler, "executor": executor}
+    parts["grammars"] = worker.grammars
     if recorder is None and given.record_schedule is not None:
         recorder = FileRecorder(Path(given.record_schedule), _recorded(given, config, worker.num_blocks))
     if recorder is not None:

@@ -17,9 +17,10 @@ from rayinfer.engine.worker.resolved_config import ResolvedConfig
 from rayinfer.errors import ConfigError
 from rayinfer.kv_cache.cache_tensors import BlockShape
 from rayinfer.kv_store.file_format import IDENTITY_BYTES
+from rayinfer.kv_store.pool_pages import BlockViews
 from rayinfer.kv_store.store import KVBlockStore
 from rayinfer.kv_store.store_files import open_slot_file
-from rayinfer.kv_store.transfers import BlockTransfers, BlockViews
+from rayinfer.kv_store.transfers import BlockTransfers
 from rayinfer.models.model_config import ModelConfig
 from rayinfer.optimization.checkpoint_digest import checkpoint_digest
 from rayinfer.optimization.packed_weights import CALIBRATED, DIGESTS
@@ -62,7 +63,7 @@ def open_transfers(
     open_file = partial(open_slot_file, identity=identity, label=config.model, block_bytes=shape.num_bytes)
     if config.kv_store_disk_gib is None:
         memory = open_file(memory_folder, max_bytes=memory_bytes)
-        return BlockTransfers(KVBlockStore(memory), views, config.block_size)
+        return BlockTransfers(KVBlockStore(memory, persists=config.kv_store_persists), views, config.block_size)
     disk_folder = Path(config.kv_store_folder) if config.kv_store_folder else kv_store_folder()
     disk_bytes = int(config.kv_store_disk_gib * _GIB)
     _check_fits("kv_store_disk_gib", disk_bytes, disk_folder, "another kv_store_folder")
@@ -72,7 +73,8 @@ def open_transfers(
     except ConfigError:
         memory.close()
         raise
-    return BlockTransfers(KVBlockStore(memory, disk), views, config.block_size)
+    store = KVBlockStore(memory, disk, persists=config.kv_store_persists)
+    return BlockTransfers(store, views, config.block_size)
 
 
 def _check_fits(name: str, num_bytes: int, folder: Path, remedy: str) -> None:

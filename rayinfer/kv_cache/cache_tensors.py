@@ -43,6 +43,7 @@ class BlockPool:
             pinned=pinned,
             computed_on=shape.computed_on,
         )
+        self._views: list[NDArray[np.uint8]] = []
 
     def copy_to(self, target: "BlockPool", blocks: Sequence[int], target_blocks: Sequence[int]) -> None:
         """Copy whole blocks of every layer: blocks[i] to the other pool's target_blocks[i]."""
@@ -52,11 +53,14 @@ class BlockPool:
 
     def block_views(self) -> list[NDArray[np.uint8]]:
         """Return each tensor of each layer, in host memory, as bytes: [num_blocks, bytes of its part of a block]."""
-        tensors = [tensor for cache in self.caches for tensor in cache.tensors]
-        return [tensor.view(torch.uint8).view(tensor.shape[0], -1).numpy() for tensor in tensors]
+        if not self._views:  # to make them takes as long as to copy a block
+            tensors = [tensor for cache in self.caches for tensor in cache.tensors]
+            self._views = [tensor.view(torch.uint8).view(tensor.shape[0], -1).numpy() for tensor in tensors]
+        return self._views
 
     def move_to(self, target: "BlockPool", blocks: Sequence[int], target_blocks: Sequence[int]) -> None:
         """Copy as `copy_to` does and free each layer's memory once it is copied."""
+        self._views = []
         source_index, target_index = _index(blocks), _index(target_blocks)
         for target_cache in target.caches:
             ops.copy_blocks(self.caches.pop(0), target_cache, source_index, target_index)

@@ -28,6 +28,7 @@ from rayinfer.kv_store.file_locks import LOCK_SUFFIX, open_locked, try_lock
 
 Pieces = Sequence[memoryview]  # a block, layer by layer, as it lies in the engine's pool
 
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # of this start of the machine, whatever container asks
 _LOCK_TIMEOUT_S = 0.2  # a writer needs a millisecond; one that is stopped must not stop the others
 _LOCK_RETRY_S = 0.001
 _LATEST_NS = 3600 * 10**9  # from now: clocks may be set
@@ -40,6 +41,7 @@ class SlotFile:
     """
 
     def __init__(self, path: Path, wanted: FileHeader, *, timeout_s: float = 5.0) -> None:
+        self.path = path
         locked = open_locked(path, wanted, timeout_s)
         self.layout = layout = locked.header.layout
         self._descriptor = locked.descriptor
@@ -64,6 +66,12 @@ class SlotFile:
         """Bytes of the blocks that it holds; takes time in proportion to the slots."""
         return int(np.count_nonzero(self._keys[:, 0])) * self.layout.block_bytes
 
+    @property
+    def name(self) -> str:
+        """Name of the file, the same for its processes and no other file's on any machine that runs."""
+        status = os.fstat(self._descriptor)
+        return f"{_BOOT_ID.read_text().strip()}/{status.st_dev}/{status.st_ino}"
+
     def find(self, key: bytes) -> int | None:
         """Return the slot of a key; what it holds is verified when it is read."""
         low, high = _as_numbers(key)
@@ -80,42 +88,55 @@ class SlotFile:
 
     def read(self, key: bytes, content: bytes, pieces: Pieces, stamp: int) -> bool:
         """Read a block of this content into `pieces`, used at `stamp`; False if there is none, or it is damaged."""
+        return self.read_with_digest(key, content, pieces, stamp) is not None
+
+    def read_with_digest(self, key: bytes, content: bytes, pieces: Pieces, stamp: int) -> bytes | None:
+        """Read a block as `read` does; returns its digest, with which it can be written to another file."""
         slot = self.find(key)
-        if slot is None or self._contents[slot].tobytes() != content:
-            return False
-        if not self._read_verified(slot, key, content, pieces):
+        if slot is None or not self._has_content(slot, content):
+            return None
+        digest = self._read_verified(slot, key, content, pieces)
+        if digest is None:
             with self._writing() as is_alone:
                 # Without other writers: it may have been replaced meanwhile, or is damaged.
                 if not is_alone or self.find(key) != slot:
-                    return False
-                if not self._read_verified(slot, key, content, pieces):
+                    return None
+                digest = self._read_verified(slot, key, content, pieces)
+                if digest is None:
                     self._clear(slot)
                     self.num_damaged += 1
-                    return False
+                    return None
         self._stamps[slot] = stamp
-        return True
+        return digest
 
-    def write(self, key: bytes, content: bytes, pieces: Pieces, parent: bytes | None, stamp: int) -> bool:
+    def write(
+        self,
+        key: bytes,
+        content: bytes,
+        pieces: Pieces,
+        parent: bytes | None,
+        stamp: int,
+        digest: bytes | None = None,  # of a block that was read from another file
+    ) -> bool:
         """Write a block behind its parent, or note that one that is there is in use; returns whether it is there.
 
         It is not without its parent, and if another writer does not give way in time. Raises OSError when the file
         system is full or fails.
         """
-        if self.note_use(key, content, stamp):
-            return True
-        digest = _digest(key, content, pieces)
+        digest = digest or _digest(key, content, pieces)
         with self._writing() as is_alone:
             if not is_alone:
                 return False
-            if self.note_use(key, content, stamp):  # another process was faster
+            slot = self.find(key)
+            if slot is not None and self._has_content(slot, content):
+                self._stamps[slot] = stamp
                 return True
             if parent is not None:
                 parent_slot = self.find(parent)
                 if parent_slot is None:
                     return False  # it could not be hit
                 stamp = max(1, min(stamp, int(self._stamps[parent_slot]) - 1))
-            slot = self.find(key)  # of other content, maybe
-            if slot is None:
+            if slot is None:  # else it has other content
                 slot = int(self._stamps.argmin())
                 self.num_evicted += bool(self._keys[slot, 0])
             self._clear(slot)
@@ -133,7 +154,7 @@ class SlotFile:
     def note_use(self, key: bytes, content: bytes, stamp: int) -> bool:
         """Note a use of a block at `stamp`; returns whether it is there."""
         slot = self.find(key)
-        if slot is None or self._contents[slot].tobytes() != content:
+        if slot is None or not self._has_content(slot, content):
             return False
         self._stamps[slot] = stamp
         return True
@@ -156,10 +177,13 @@ class SlotFile:
             if is_alone:
                 fcntl.flock(self._writer_lock, fcntl.LOCK_UN)
 
-    def _read_verified(self, slot: int, key: bytes, content: bytes, pieces: Pieces) -> bool:
+    def _has_content(self, slot: int, content: bytes) -> bool:
+        return bool(self._contents[slot].tobytes() == content)
+
+    def _read_verified(self, slot: int, key: bytes, content: bytes, pieces: Pieces) -> bytes | None:
         digest = self._digests[slot].tobytes()
         num_read = os.preadv(self._descriptor, pieces, self.layout.slot_offset(slot))
-        return num_read == self.layout.block_bytes and _digest(key, content, pieces) == digest
+        return digest if num_read == self.layout.block_bytes and _digest(key, content, pieces) == digest else None
 
     def _write_slot(self, slot: int, pieces: Pieces) -> None:
         num_written = os.pwritev(self._descriptor, pieces, self.layout.slot_offset(slot))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from rayinfer.kv_store.file_locks import delete_unused
 from rayinfer.kv_store.slot_file import Pieces, SlotFile
 from rayinfer.kv_store.write_behind import WriteBehind
 
@@ -26,8 +27,9 @@ class BlockName:
 class KVBlockStore:
     """Blocks of one model, as its engines on this machine have computed them."""
 
-    def __init__(self, memory: SlotFile, disk: SlotFile | None = None) -> None:
+    def __init__(self, memory: SlotFile, disk: SlotFile | None = None, *, persists: bool = True) -> None:
         self._memory = memory
+        self._persists = persists
         self._disk = disk
         self._behind = None if disk is None else WriteBehind(memory, disk)
         self._has_failed = False
@@ -61,6 +63,16 @@ class KVBlockStore:
         return True
 
     @property
+    def name(self) -> str:
+        """Name of the store, the same for all engines that share it."""
+        return self._memory.name
+
+    @property
+    def most_blocks(self) -> int:
+        """Blocks that fit into both tiers."""
+        return self._memory.layout.num_slots + (0 if self._disk is None else self._disk.layout.num_slots)
+
+    @property
     def num_bytes(self) -> Sequence[int]:
         """Bytes of the blocks in memory and on the disk; takes time in proportion to the slots."""
         return self._memory.num_bytes, 0 if self._disk is None else self._disk.num_bytes
@@ -89,12 +101,17 @@ class KVBlockStore:
         """Wait until the disk has what it is to get; returns whether it has."""
         return self._behind is None or self._behind.flush(timeout_s)
 
-    def close(self) -> None:
-        """Close the files, which stay; what is not on the disk within two seconds is not written there."""
+    def close(self, *, will_return: bool = False) -> None:
+        """Close the files; what is not on the disk within two seconds is not written there.
+
+        Shared memory that no other process uses is freed, unless the store persists or `will_return` to this process.
+        """
         if self._behind is not None:
             self._behind.flush(_FLUSH_S)
             self._behind.close()
         self._memory.close()
+        if not (self._persists or will_return):
+            delete_unused(self._memory.path)
         if self._disk is not None:
             self._disk.close()
 

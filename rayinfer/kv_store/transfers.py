@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayinfer.kv_store.contents import content_digests
+from rayinfer.kv_store.pool_pages import BlockViews, PoolPages
 from rayinfer.kv_store.slot_file import Pieces
 from rayinfer.kv_store.store import BlockName, KVBlockStore
 from rayinfer.outputs import KVStoreStats
@@ -18,8 +19,6 @@ from rayinfer.outputs import KVStoreStats
 _logger = logging.getLogger(__name__)
 
 _STATS_INTERVAL_S = 1.0  # bytes are counted over all slots
-
-BlockViews = Sequence[NDArray[np.uint8]]  # each tensor of the pool: [num_blocks, bytes of its part of a block]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -53,6 +52,7 @@ class BlockTransfers:
 
     def __init__(self, store: KVBlockStore, views: Callable[[], BlockViews], block_size: int) -> None:
         self._store = store
+        self.store_name, self.most_blocks = store.name, store.most_blocks
         self._views = views  # made for each transfer: the pool's memory may be freed and allocated again between two
         self._block_size = block_size
         self._loads: deque[Transfer] = deque()
@@ -63,6 +63,7 @@ class BlockTransfers:
         self._num_dropped = 0
         self._num_bytes: Sequence[int] = store.num_bytes
         self._counted_at = time.monotonic()
+        self._pages = PoolPages(views, self.most_blocks)
         self._thread = threading.Thread(target=self._run, name="kv-store", daemon=True)
         self._thread.start()
 
@@ -91,7 +92,8 @@ class BlockTransfers:
             self._changed.wait_for(lambda: self._done, timeout_s)
 
     def drain(self) -> None:
-        """Wait until all transfers are done."""
+        """Wait until all transfers are done: the pool may be freed then."""
+        self._pages.end()
         with self._changed:
             self._changed.wait_for(lambda: not (self._loads or self._offers or self._is_working))
 
@@ -113,13 +115,14 @@ class BlockTransfers:
             damaged_blocks_total=store.num_damaged,
         )
 
-    def close(self) -> None:
-        """Finish the transfer that is being made, end the thread and close the store."""
+    def close(self, *, will_return: bool = False) -> None:
+        """Finish the transfer that is being made, end the thread and close the store, for good or for a while."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
         self._thread.join()
-        self._store.close()
+        self._pages.end()
+        self._store.close(will_return=will_return)
 
     def _run(self) -> None:
         while True:

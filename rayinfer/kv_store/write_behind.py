@@ -60,12 +60,16 @@ class WriteBehind:
                 key, content, parent, stamp = self._queue.popleft()
                 self._is_writing = True
             try:
-                is_written = self._source.read(key, content, [piece], stamp) and self._target.write(
-                    key, content, [piece], parent, stamp
-                )
+                is_written = self._copy(key, content, piece, parent, stamp)
             except OSError as error:
                 is_written = False
                 if not has_failed:
                     _logger.warning("a KV block could not be written to the disk, as others after it maybe: %s", error)
                 has_failed = True
             self.num_dropped += not is_written
+
+    def _copy(self, key: bytes, content: bytes, piece: memoryview, parent: bytes | None, stamp: int) -> bool:
+        if self._target.note_use(key, content, stamp):
+            return True
+        digest = self._source.read_with_digest(key, content, [piece], stamp)
+        return digest is not None and self._target.write(key, content, [piece], parent, stamp, digest)

@@ -9,6 +9,7 @@ from rayinfer.protocols import GenerationRequest
 
 EXPECTED_OUTPUT_TOKENS = 256  # assumed for a request without max_tokens
 DECODING_WEIGHT = 0.1  # delay by a token in flight, relative to a prompt token to be computed
+WORTH_OF_STORED = 0.9  # of a cached token: the disk is a seventh of the time to compute it, shared memory a fiftieth
 MAX_IMBALANCE = 2.0  # a cached prefix does not attract requests to an engine with more than so many times the fewest
 MAX_EXTRA_REQUESTS = 2  # ... and so many requests more
 
@@ -98,7 +99,7 @@ class Candidate(NamedTuple):
 
     name: str
     load: EngineLoad
-    num_cached_tokens: int  # of the request's prompt
+    num_cached_tokens: int  # of the request's prompt; of those in the machine's store a part
     num_cached_blocks: int  # of all requests
 
 

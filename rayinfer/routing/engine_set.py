@@ -14,7 +14,7 @@ from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import EngineState, StepMessage, TraceEvent
 from rayinfer.predictions import PredictorDescription
 from rayinfer.protocols import EngineClient, ModelDescription
-from rayinfer.routing.engine_choice import Candidate, RequestCost, choose
+from rayinfer.routing.engine_choice import WORTH_OF_STORED, Candidate, RequestCost, choose
 from rayinfer.routing.engine_link import EngineLink
 from rayinfer.routing.prefix_index import PrefixIndex
 
@@ -96,7 +96,7 @@ class EngineSet:
         for listener in self.join_listeners:
             listener(link)
         self._update_members()
-        self.prefixes.add_engine(name)
+        self.prefixes.add_engine(name, description.kv_store)
         self._metrics.set_engine_stats(self._model_name, name, link.stats)
         self._metrics.set_engine_config(self._model_name, name, _cache_config(description))
         for other in list(self.links.values()):
@@ -235,7 +235,10 @@ class EngineSet:
         return engines
 
     def _num_cached_tokens(self, link: EngineLink, block_hashes: Sequence[bytes]) -> int:
-        return self.prefixes.num_cached(link.name, block_hashes) * link.description.block_size
+        """Return how many tokens the engine need not compute; those that it has to load count less."""
+        num_cached = self.prefixes.num_cached(link.name, block_hashes)
+        num_to_load = max(0, self.prefixes.num_in_store(link.name, block_hashes) - num_cached)
+        return int((num_cached + WORTH_OF_STORED * num_to_load) * link.description.block_size)
 
     def _migrate_streams(self, link: EngineLink) -> None:
         """Migrate the streams of a draining engine, if there is another engine."""

@@ -34,7 +34,16 @@ def serve_grpc_port() -> int:
 
 
 @pytest.fixture(scope="session")
-def cluster(serve_grpc_port: int) -> Iterator[str]:
+def shared_memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Keep KV block stores in a folder of the session's own."""
+    folder = tmp_path_factory.mktemp("shared-memory")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAYINFER_SHARED_MEMORY", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def cluster(serve_grpc_port: int, shared_memory: Path) -> Iterator[str]:
     """Start Ray and Serve; yields the address under which all applications answer, and ends both."""
     port = free_port()
     ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=128 * 2**20, log_to_driver=False)

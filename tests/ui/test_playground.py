@@ -302,3 +302,46 @@ def test_views_are_reached_by_the_keyboard(visit, fake_service):
     assert link.get_attribute("aria-current") == "page"
     page.keyboard.press("Tab")
     assert page.evaluate("() => document.activeElement.ariaLabel") == "Model"
+
+
+def test_an_empty_edit_leaves_the_conversation(visit, fake_service):
+    page = visit(fake_service).page
+    bodies = answer_with(page, CHAT, delta(content="Yes"))
+    wait_for_models(page)
+    ask(page, "Really?")
+    page.locator(".message.assistant", has_text="Yes").wait_for()
+    page.get_by_role("button", name="Edit").click()
+    page.get_by_label("Edited message").fill(" ")
+    page.get_by_role("button", name="Send again").click()
+    page.get_by_label("Edited message").press("Escape")
+    assert page.evaluate("() => document.activeElement.textContent") == "Edit"
+    assert page.locator(".message .text").all_inner_texts() == ["Really?", "Yes"]
+    assert len(bodies) == 1
+
+
+def test_the_last_message_is_whole_in_a_narrow_window(visit, fake_service):
+    page = visit(fake_service, viewport={"width": 390, "height": 844}).page
+    answer_with(page, CHAT, delta(content="The sea is a vast and mysterious realm. " * 10))
+    wait_for_models(page)
+    ask(page)
+    page.locator(".message.assistant", has_text="realm").wait_for()
+    page.wait_for_timeout(300)
+    places = page.locator(".log, .message").evaluate_all(
+        "(all) => all.map((each) => each.getBoundingClientRect().bottom)"
+    )
+    assert places[0] - places[-1] >= 1  # a pixel of its own for the border, whatever is rounded
+
+
+@pytest.mark.parametrize("height", [768, 900])
+def test_a_long_answer_leaves_its_composer_in_the_window(visit, fake_service, height):
+    page = visit(fake_service, viewport={"width": 1280, "height": height}).page
+    answer_with(page, CHAT, delta(content="line\n" * 100))
+    wait_for_models(page)
+    ask(page)
+    page.locator(".message.assistant", has_text="line").wait_for()
+    page.wait_for_timeout(300)
+    for name in ("Send", "Stop"):
+        assert page.get_by_role("button", name=name, exact=True).bounding_box()["y"] < height - 30
+    open_more(page)
+    boxes = [page.locator(each).bounding_box() for each in (".pane", ".composer")]
+    assert boxes[0]["y"] + boxes[0]["height"] < boxes[1]["y"]

@@ -110,7 +110,7 @@ def run_kv_store_benchmark(
     vocab_size = min(1000, config.vocab_size)
     if prefix_tokens + 2 > config.longest_sequence:
         raise RayinferError(f"{prefix_tokens} tokens and an output are more than the model's {config.longest_sequence}")
-    store: dict[str, Any] = {"kv_store_gib": 2.0} | {
+    store: dict[str, Any] = {"kv_store_gib": 2.0, "kv_store_persists": True} | {
         name: value for name, value in settings.items() if name.startswith("kv_store")
     }
     plain = {"model": model} | {name: value for name, value in settings.items() if not name.startswith("kv_store")}

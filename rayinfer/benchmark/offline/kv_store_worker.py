@@ -5,9 +5,11 @@ Its argument has the settings of `LLM`; each line of its input has the arguments
 
 import json
 import sys
+import threading
 import time
 from typing import Any
 
+from rayinfer.kv_store.pool_pages import THREAD_NAME
 from rayinfer.llm import LLM
 from rayinfer.sampling_params import SamplingParams
 
@@ -16,6 +18,7 @@ def main() -> None:
     """Answer each line with its times."""
     with LLM(**json.loads(sys.argv[1])) as llm:
         llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)
+        _wait_for_pages()
         _say({"kernels": llm.description.kernels})
         for line in sys.stdin:
             _say(run_prompts(llm, **json.loads(line)))
@@ -46,6 +49,13 @@ def _at_once(llm: LLM, prompts: list[list[int]], output_lengths: list[int]) -> d
     seconds = time.perf_counter() - begun
     store = llm.stats.kv_store
     return {"seconds": seconds, "dropped": 0 if store is None else store.dropped_blocks_total}
+
+
+def _wait_for_pages() -> None:
+    """Wait until the pool has its memory, which a real engine has a few seconds after its start."""
+    for thread in threading.enumerate():
+        if thread.name == THREAD_NAME:
+            thread.join()
 
 
 def _say(answer: dict[str, Any]) -> None:

@@ -70,9 +70,10 @@ def run_speculation_benchmark(
 ) -> SpeculationReport:
     """Measure rounds with and without drafts for each kind of task and number of streams; answers must be equal.
 
-    Prompts are cached before, so that the rates are of decoding.
+    Prompts are cached before, so that the rates are of decoding. Recent answers are not kept: a round would find
+    those of the one before.
     """
-    with LLM(model, **settings) as llm:
+    with LLM(model, **{**settings, "recent_answers_bytes": 0}) as llm:
         params = SamplingParams(max_tokens=num_tokens, temperature=temperature, seed=0)
         results = [
             _measure(llm, kind, number, replace(params, speculation=speculation), num_rounds, log)

@@ -137,11 +137,11 @@ class Scheduler:
         self._finish_transfers()  # also when no step is planned
         return self.blocks.take_events()
 
-    def close(self) -> None:
-        """End the copies to and from the machine's block store."""
+    def close(self, *, will_return: bool = False) -> None:
+        """End the copies to and from the machine's block store, for good or for a while."""
         if self._stored_prefixes is not None:
             self._finish_transfers(drain=True)
-            self._stored_prefixes.close()
+            self._stored_prefixes.close(will_return=will_return)
 
     # Memory, between steps
 
@@ -163,7 +163,7 @@ class Scheduler:
 
     def drop_computed(self) -> None:
         """Preempt every running request and forget all blocks, those of the second pool too."""
-        self.close()  # the weights may be others afterwards
+        self.close(will_return=True)  # by the weights of then
         for row in self._table.rows.tolist():
             self._admission.preempt(self._table.request_at(row), may_swap=False)
         if self._offload is not None:

@@ -12,6 +12,7 @@ from rayinfer.errors import RayinferError
 from rayinfer.kv_cache.block_manager import BlockManager, CachedPrefix
 from rayinfer.kv_store.transfers import BlockTransfers, FinishedTransfer, Transfer
 from rayinfer.outputs import KVStoreStats
+from rayinfer.protocols import SharedStore
 
 _logger = logging.getLogger(__name__)
 
@@ -57,6 +58,12 @@ class StoredPrefixes:
         self._loading: dict[bytes, _Load] = {}  # by the hash of each of its blocks
         self._num_offered = 0  # blocks that are being copied to the store
         self._stats = KVStoreStats()  # of hits, of drops in this file, and of earlier transfers
+
+    @property
+    def shared_store(self) -> SharedStore | None:
+        """The store as routers know it; None while it is closed."""
+        transfers = self._transfers
+        return None if transfers is None else SharedStore(transfers.store_name, transfers.most_blocks)
 
     # Loads
 
@@ -113,11 +120,11 @@ class StoredPrefixes:
             self._transfers.drain()
         return self.finish()
 
-    def close(self) -> None:
-        """Close the store; it is opened again, by the weights of then, when it is next used."""
+    def close(self, *, will_return: bool = False) -> None:
+        """Close the store; where it `will_return`, it is opened again when it is next used, by the weights of then."""
         if self._transfers is not None:
             self._stats = self.stats
-            self._transfers.close()
+            self._transfers.close(will_return=will_return)
             self._transfers = None
 
     @property

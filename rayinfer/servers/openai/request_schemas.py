@@ -38,7 +38,7 @@ def request_schemas(
     models: Mapping[str, ServedModel], limits: RequestLimits, *, trusts_request_chat_template: bool
 ) -> dict[str, Any]:
     """Return the schemas of all bodies; what they say of token ids holds for every model that is served now."""
-    described = list(_descriptions(models))
+    described = [each for each in _descriptions(models) if each.vocab_size]  # models of images read no tokens
     vocab_size = min((each.vocab_size for each in described), default=2**31)
     longest_prompt = min((each.longest_prompt() for each in described), default=2**31)
     vocabulary = {"type": "integer", "minimum": 0, "maximum": vocab_size - 1}

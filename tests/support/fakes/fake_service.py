@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from dataclasses import replace
 
 from rayinfer.liveness import LivenessLimits
 from rayinfer.metrics.service_metrics import ServiceMetrics
@@ -47,9 +48,10 @@ class Service:
         for _ in range(num_engines):
             self.add_engine()
 
-    def add_engine(self):
+    def add_engine(self, **of_description):
         """Let one more engine join; returns its number."""
         engine = FakeEngineClient()
+        engine.description = replace(engine.description, **of_description)
         self.engines.append(engine)
         self.dispatcher.engines.add(f"engine-{len(self.engines) - 1}", engine, engine.description)
         return len(self.engines) - 1

@@ -24,7 +24,7 @@ PARAMS = [
     SamplingParams(temperature=0.0, prompt_logprobs=1, max_tokens=8, ignore_eos=True, logprobs=1),
 ]
 SETTINGS = {"block_size": 8, "num_kv_blocks": 64, "max_num_batched_tokens": 64}
-STORE = {"kv_store_gib": 0.01}
+STORE = {"kv_store_gib": 0.01, "kv_store_persists": True}
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +94,21 @@ def test_blocks_on_the_disk_outlast_shared_memory(folder, tmp_path, shared_memor
         stats = llm.stats.kv_store
         assert stats.disk_hit_tokens_total >= 64
     assert [store.model for store in list_stores(tmp_path / "disk")] == [str(folder)]
+
+
+def test_shared_memory_is_freed_when_its_last_engine_ends(folder, tmp_path, shared_memory):
+    settings = SETTINGS | {"dtype": "float32", "kv_store_gib": 0.01}
+    params = SamplingParams(max_tokens=2)
+    with LLM(str(folder), **settings) as first:
+        first.generate([SHARED], params, use_tqdm=False)
+        with LLM(str(folder), **settings) as second:
+            second.generate([SHARED], params, use_tqdm=False)
+        flush(first)
+        first.sleep(2)
+        assert len(list_stores(shared_memory)) == 1
+        first.wake()
+        assert first.generate([SHARED], params, use_tqdm=False)[0].num_cached_tokens >= 64
+    assert list(shared_memory.iterdir()) == []
 
 
 def test_other_weights_types_and_block_sizes_have_stores_of_their_own(folder, tmp_path, shared_memory):

@@ -6,6 +6,7 @@ import pytest
 
 from rayinfer.errors import EngineDead, NotReady, QueueFull, ShuttingDown
 from rayinfer.outputs import Credits, EngineStats
+from rayinfer.protocols import SharedStore
 from rayinfer.routing.limits import RouterLimits, TenantLimits
 from rayinfer.routing.prefix_index import EXPECT_S
 from rayinfer.routing.preparation import hash_prompt_blocks
@@ -321,6 +322,27 @@ async def test_reported_blocks_stored_and_removed_count(tokenizer):
         service.engines[1].say(blocks_removed=stored)
         await until(lambda: service.dispatcher.engines.prefixes.num_blocks("engine-1") == 0)
         await (await service.start("c", engine=0, prompt=prompt)).aclose()
+
+
+async def test_prefixes_in_a_machines_store_draw_requests_to_all_of_its_engines(tokenizer):
+    clock = FakeClock()
+    async with running(Service(tokenizer, 0, clock=clock)) as service:
+        for store in ("elsewhere", "here", "here"):
+            service.add_engine(kv_store=SharedStore(store, 1000))
+        prompt = "once upon a time there was a king who had a castle"
+        await (await service.start("a", engine=0, prompt=prompt)).aclose()
+        stored = list(hash_prompt_blocks(service.engines[0].submitted[0], service.engines[0].description.block_size))
+        service.engines[1].say(blocks_stored=stored)
+        await until(lambda: service.dispatcher.engines.prefixes.num_blocks("engine-1") == len(stored))
+        service.engines[1].say(blocks_removed=stored)
+        service.dispatcher.engines.drain("engine-1")
+        await until(lambda: service.dispatcher.engines.names == ["engine-0", "engine-2"])
+        clock.now += 2 * EXPECT_S
+        await (await service.start("c", engine=2, prompt="another")).aclose()
+        stream = await service.start("b", engine=2, prompt=prompt, trace=True)  # though it is engine-0's turn
+        await stream.aclose()
+        dispatched = dict(service.trace("b"))["dispatched"]
+        assert (dispatched["why"], dispatched["cached_tokens"]) == ("prefix", int(0.9 * 48))
 
 
 async def test_a_prefix_member_without_credits_lets_the_first_in_order_go(tokenizer):

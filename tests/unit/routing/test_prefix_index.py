@@ -1,6 +1,6 @@
 import pytest
 
-from rayinfer.protocols import GenerationRequest
+from rayinfer.protocols import GenerationRequest, SharedStore
 from rayinfer.routing.prefix_groups import PrefixGroups
 from rayinfer.routing.prefix_index import EXPECT_S, KEEP_S, PrefixIndex
 from rayinfer.routing.preparation import hash_prompt_blocks
@@ -110,3 +110,36 @@ def test_routers_name_blocks_by_all_that_their_contents_depend_on():
     assert hash_prompt_blocks(request(range(20), range(20, 35)), 16) == base
     for settings in ({"tenant": "t"}, {"cache_salt": "s"}, {"adapter": "x"}):
         assert not set(hash_prompt_blocks(request(range(40), **settings), 16)) & set(base)
+
+
+def test_a_store_has_what_its_engines_have_had(index, clock):
+    for engine, store in (("c", "one"), ("d", "one"), ("e", "other")):
+        index.add_engine(engine, SharedStore(store, 1000))
+    index.update("c", CHAIN[:60], [])
+    assert [index.num_in_store(engine, CHAIN) for engine in "abcde"] == [0, 0, 60, 60, 0]
+    assert [index.num_cached(engine, CHAIN) for engine in "cde"] == [60, 0, 0]
+    index.update("c", [], CHAIN[:60])
+    index.remove_engine("c")
+    index.remove_engine("d")
+    index.add_engine("f", SharedStore("one", 1000))
+    assert index.num_in_store("f", CHAIN) == 60
+    clock.now += 3 * KEEP_S
+    assert index.num_in_store("f", CHAIN) == 0
+
+
+def test_a_store_is_known_for_no_more_than_it_can_hold(index):
+    index.add_engine("c", SharedStore("small", 50))
+    index.update("c", CHAIN[:40], [])
+    assert index.num_in_store("c", CHAIN[:40]) == 40
+    index.update("c", CHAIN[60:], [])
+    index.update("c", CHAIN[40:60], [])
+    assert (index.num_in_store("c", CHAIN[:40]), index.num_in_store("c", CHAIN[60:])) == (0, 40)
+
+
+def test_stores_without_engines_are_forgotten_in_time(index, clock):
+    index.add_engine("c", SharedStore("one", 1000))
+    index.update("c", CHAIN, [])
+    index.remove_engine("c")
+    clock.now += 3 * KEEP_S
+    index.add_engine("d")
+    assert index.num_stores == 0

@@ -1,6 +1,7 @@
 """The OpenAPI document: every route, with its body, responses and errors, in ranges that hold."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from fastapi.routing import APIRoute
@@ -8,6 +9,8 @@ from fastapi.routing import APIRoute
 from rayinfer.servers.app import build_app
 from rayinfer.servers.openai.request_schemas import pattern_below
 from rayinfer.servers.request_limits import RequestLimits
+from support.fakes.fake_generator import FakeGenerator
+from support.fakes.fake_predictor import IMAGES
 
 WITH_BODY = (
     *("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"),
@@ -53,6 +56,21 @@ def test_every_reference_has_its_schema(document):
     names = set(re.findall(r"#/components/schemas/(\w+)", str(document)))
     assert names <= document["components"]["schemas"].keys()
     assert {"ChatCompletionBody", "CompletionBody", "ErrorResponse", "TokenizePromptBody"} <= names
+
+
+class ImageClassifier(FakeGenerator):
+    """Predictor that reads no tokens."""
+
+    def describe(self):
+        return replace(super().describe(), predictor=IMAGES, vocab_size=0)
+
+
+def test_a_model_without_a_vocabulary_changes_no_range(models, metrics, document):
+    models["images"] = replace(models["org/tiny"], name="images", generator=ImageClassifier())
+    mixed = build_app(models, metrics, enable_engine_control=True, request_limits=RequestLimits(max_n=5)).openapi()
+    assert mixed["components"] == document["components"]
+    del models["org/tiny"]
+    assert build_app(models, metrics).openapi()["paths"]
 
 
 def test_ranges_are_those_of_the_settings_and_of_the_models(document, models, generator):

@@ -64,9 +64,15 @@ export function pane(opened, { onChange = () => {} } = {}) {
   const edit = (index) => {
     if (abort) return;
     const area = el("textarea", { rows: 3, value: conversation.messages[index].content, "aria-label": "Edited message" });
+    const again = () => {
+      if (!area.value.trim()) { area.focus(); return; }
+      conversation.messages.length = index;
+      ask(area.value);
+    };
+    const cancel = () => { show(); log.children[index].querySelector("button").focus(); };
+    area.addEventListener("keydown", (key) => { if (key.key === "Escape") cancel(); });
     log.children[index].replaceChildren(area, el("div", { class: "row" },
-      button("Send again", () => { conversation.messages.length = index; ask(area.value); }, { class: "primary" }),
-      button("Cancel", show)));
+      button("Send again", again, { class: "primary" }), button("Cancel", cancel)));
     area.focus();
   };
   const fail = (text) => log.append(alertLine(text));

@@ -6,7 +6,7 @@ from rayinfer.benchmark.offline.kv_store import run_kv_store_benchmark
 from rayinfer.benchmark.offline.kv_store_worker import run_prompts
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
-SETTINGS = {"num_kv_blocks": 256, "dtype": "float32", "num_threads": 1, "kv_store_gib": 0.02}
+SETTINGS = {"num_kv_blocks": 256, "dtype": "float32", "num_threads": 1, "kv_store_gib": 0.02, "kv_store_persists": True}
 
 
 @pytest.fixture(scope="module")

@@ -11,18 +11,28 @@ def test_eight_prompts_of_each_kind_differ():
         assert tasks(kind, 10)[8:] == tasks(kind, 2)
 
 
-def test_answers_with_and_without_drafts_are_compared(tmp_path):
-    report = run_speculation_benchmark(
-        str(make_tiny_llama(tmp_path / "model")),
+def run(folder, *, streams, num_rounds):
+    return run_speculation_benchmark(
+        str(folder),
         {"num_kv_blocks": 256, "dtype": "float32", "num_threads": 1},
-        [1, 2],
+        streams,
         speculation=4,
         num_tokens=16,
-        num_rounds=2,
+        num_rounds=num_rounds,
         temperature=0.0,
         command="command",
         log=lambda text: None,
     )
+
+
+def test_rounds_find_no_answers_of_earlier_ones(tmp_path):
+    folder = make_tiny_llama(tmp_path / "model")
+    one, three = (run(folder, streams=[1], num_rounds=number).results for number in (1, 3))
+    assert [each.accepted for each in one] == [each.accepted for each in three]
+
+
+def test_answers_with_and_without_drafts_are_compared(tmp_path):
+    report = run(make_tiny_llama(tmp_path / "model"), streams=[1, 2], num_rounds=2)
     assert [(each.kind, each.num_streams) for each in report.results] == [
         (kind, number) for number in (1, 2) for kind in KINDS
     ]

@@ -1,0 +1,41 @@
+import mmap
+import resource
+
+import numpy as np
+
+from rayinfer.kv_store.pool_pages import PoolPages
+
+NUM_BLOCKS, BLOCK_PAGES = 600, 3
+
+
+def new_pool():
+    """Make the tensors of a pool of small pages, of which none has memory yet."""
+    size = NUM_BLOCKS * BLOCK_PAGES * mmap.PAGESIZE
+    pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(pages, np.uint8).reshape(NUM_BLOCKS, -1)
+
+
+def num_faults_of_writing(blocks):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    blocks[:, :: mmap.PAGESIZE] = 1
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def test_the_first_blocks_get_their_memory_and_keep_their_contents():
+    views = [new_pool(), new_pool()]
+    views[1][5] = 7
+    pages = PoolPages(lambda: views, NUM_BLOCKS // 2)
+    assert pages.wait(30)
+    for view in views:
+        assert num_faults_of_writing(view[: NUM_BLOCKS // 2]) < 100
+        assert num_faults_of_writing(view[NUM_BLOCKS // 2 :]) > NUM_BLOCKS
+    assert (views[1][5, 1 : mmap.PAGESIZE] == 7).all()
+
+
+def test_it_ends_wherever_it_is():
+    views = [new_pool()]
+    for _ in range(10):
+        pages = PoolPages(lambda: views, NUM_BLOCKS)
+        pages.end()
+        assert pages.wait(0)
