@@ -34,6 +34,24 @@ class EncoderLayerWeights:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddingWeights:
+    """Tables [num_rows, hidden_size] of the layers' type whose rows are added and normed; None: there is no such."""
+
+    tokens: torch.Tensor
+    types: torch.Tensor | None
+    positions: torch.Tensor | None
+    norm: NormWeights
+
+
+class TokenRows(NamedTuple):
+    """Rows of each token in the tables of an EmbeddingWeights, int64 [num_tokens] each."""
+
+    ids: torch.Tensor
+    types: torch.Tensor
+    positions: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EncoderStackShape:
     """Shape that all layers share; one `eps` for all norms."""
 
@@ -49,3 +67,10 @@ class EncoderStack(Protocol):
 
     def run(self, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """x [num_tokens, hidden_size] of texts of these lengths, one after the other, -> the same shape."""
+        ...
+
+    def run_tokens(self, tokens: TokenRows, lengths: Sequence[int], *, are_pooled: bool) -> torch.Tensor:
+        """Run the layers on the tokens' embeddings -> [num_tokens, hidden_size].
+
+        With `are_pooled` each text's mean over its tokens, [num_texts, hidden_size].
+        """

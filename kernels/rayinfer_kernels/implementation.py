@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from rayinfer_kernels.encoder_stack import EncoderLayerWeights, EncoderStack, EncoderStackShape
+from rayinfer_kernels.encoder_stack import EmbeddingWeights, EncoderLayerWeights, EncoderStack, EncoderStackShape
 from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, StackShape
 from rayinfer_kernels.packed_weight import PackedWeight
@@ -51,6 +51,7 @@ class Implementation(Protocol):
         layers: Sequence[EncoderLayerWeights],
         shape: EncoderStackShape,
         position_bias: torch.Tensor | None = None,
+        embeddings: EmbeddingWeights | None = None,
     ) -> EncoderStack | None:
         """Fuse an encoder's layers into one operation, if that can be."""
 

@@ -7,7 +7,14 @@ import torch
 import torch.nn.functional as F
 
 from rayinfer_kernels.block_copy import copy_blocks
-from rayinfer_kernels.encoder_stack import EncoderLayerWeights, EncoderStack, EncoderStackShape, NormWeights
+from rayinfer_kernels.encoder_stack import (
+    EmbeddingWeights,
+    EncoderLayerWeights,
+    EncoderStack,
+    EncoderStackShape,
+    NormWeights,
+    TokenRows,
+)
 from rayinfer_kernels.implementation import ArgmaxResult, RowMasks, SampledRows
 from rayinfer_kernels.int4_blocks import GROUP_SIZE
 from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache, kv_block_bytes
@@ -31,6 +38,7 @@ __all__ = [
     "LAYOUT_VERSION",
     "MIN_CAPABILITY",
     "ArgmaxResult",
+    "EmbeddingWeights",
     "EncoderLayerWeights",
     "EncoderStack",
     "EncoderStackShape",
@@ -46,6 +54,7 @@ __all__ = [
     "RowMasks",
     "SampledRows",
     "StackShape",
+    "TokenRows",
     "WeightFormat",
     "add_rms_norm",
     "allocate_kv_cache",
@@ -109,15 +118,18 @@ def layer_stack(layers: Sequence[LayerWeights], last_norm: torch.Tensor, shape: 
 
 
 def encoder_stack(
-    layers: Sequence[EncoderLayerWeights], shape: EncoderStackShape, position_bias: torch.Tensor | None = None
+    layers: Sequence[EncoderLayerWeights],
+    shape: EncoderStackShape,
+    position_bias: torch.Tensor | None = None,
+    embeddings: EmbeddingWeights | None = None,
 ) -> EncoderStack | None:
     """Fuse all layers of an encoder into one operation; None where it needs packed weights and has others.
 
     position_bias [num_heads, 2 x max_distance + 1] in float32 is added to the scores by the distance from key to query,
-    those beyond like the last. Sums between the layers stay in float32, and a text's results do not depend on the
-    others.
+    those beyond like the last. With `embeddings` it reads tokens as well. Sums between the layers stay in float32, and
+    a text's results do not depend on the others.
     """
-    return implementation_for(layers[0].attention_norm.weight).encoder_stack(layers, shape, position_bias)
+    return implementation_for(layers[0].attention_norm.weight).encoder_stack(layers, shape, position_bias, embeddings)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -14,7 +14,7 @@ from rayinfer.prediction_cache.cache_key import VERSION, CacheKey
 from rayinfer.prediction_cache.circuit_breaker import CircuitBreaker
 from rayinfer.prediction_cache.memory_cache import CachedPrediction
 from rayinfer.prediction_cache.payload import MAX_PAYLOAD_BYTES, InvalidPayload, decode_payload, encode_payload
-from rayinfer.prediction_cache.redis_claims import RedisClaims, claim_name
+from rayinfer.prediction_cache.redis_claims import Claim, Claimed, RedisClaims, claim_name
 from rayinfer.prediction_cache.redis_connection import TIMEOUT_S
 from rayinfer.predictions import PredictionTask, PredictorDescription
 
@@ -37,7 +37,7 @@ class Connection(Protocol):
         """Write values with their names and seconds to live, then remove names; returns how many were refused."""
         ...
 
-    async def claim_all(self, claims: Sequence[tuple[str, bytes]], lives_ms: int) -> list[bool]:
+    async def claim_all(self, claims: Sequence[Claim], lives_ms: int) -> list[Claimed]:
         """Write those of some names that are free; returns which were not taken by another."""
         ...
 
@@ -82,7 +82,7 @@ class RedisCache:
         self._secret = secret
         self._timeout_s = timeout_s
         self._breaker = CircuitBreaker(clock, self._note_state)
-        self._claims = RedisClaims(connection, self._send, self._start)
+        self._claims = RedisClaims(connection, self._send, self._start, _name)
         self._wanted: list[tuple[str, asyncio.Future[_Value]]] = []
         self._unwritten: deque[_Write] = deque()
         self._writer: asyncio.Task[None] | None = None
@@ -97,18 +97,18 @@ class RedisCache:
         """
         value = await self._get(_name(key))
 
-        def decoded(value: _Value) -> CachedPrediction | None:
-            return self._decode(key, value.content, task, predictor)
+        def decoded(content: bytes | None) -> CachedPrediction | None:
+            return self._decode(key, content, task, predictor)
 
         async def read() -> CachedPrediction | None:
-            return decoded(await self._get(_name(key)))
+            return decoded((await self._get(_name(key))).content)
 
         async def read_claim() -> bytes | None:
             return (await self._get(claim_name(key))).content
 
-        if (found := decoded(value)) is not None or not value.is_known:
+        if (found := decoded(value.content)) is not None or not value.is_known:
             return found
-        return await self._claims.wait(key, priority, read, read_claim)
+        return await self._claims.wait(key, priority, value.content, decoded, read, read_claim)
 
     def release(self, key: CacheKey) -> None:
         """Let other routers compute an item that was not found, as this one has not."""

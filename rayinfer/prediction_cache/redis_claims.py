@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rayinfer.prediction_cache.cache_key import VERSION, CacheKey
 from rayinfer.prediction_cache.memory_cache import CachedPrediction
@@ -13,11 +13,26 @@ FIRST_POLL_S, LONGEST_POLL_S = 0.005, 0.05
 MAX_CLAIMS = 128  # of one command
 
 
+class Claim(NamedTuple):
+    """A claim's name and value, and the name of its item."""
+
+    name: str
+    value: bytes
+    item: str
+
+
+class Claimed(NamedTuple):
+    """Reply to a claim: whether no other router had it, and the item as it is behind that."""
+
+    is_free: bool
+    content: bytes | None
+
+
 class ClaimCommands(Protocol):
     """Commands that claims send."""
 
-    async def claim_all(self, claims: Sequence[tuple[str, bytes]], lives_ms: int) -> list[bool]:
-        """Write those of some names that are free; returns which were not taken by another."""
+    async def claim_all(self, claims: Sequence[Claim], lives_ms: int) -> list[Claimed]:
+        """Write those of some names that are free, then read the items."""
         ...
 
     async def renew_all(self, names: Sequence[str], lives_ms: int) -> None:
@@ -32,6 +47,7 @@ class ClaimCommands(Protocol):
 # Runs a command behind the breaker, beside its caller; None: it failed, or Redis is not asked.
 Send = Callable[[Callable[[], Awaitable[object]]], Awaitable[object | None]]
 Read = Callable[[], Awaitable[CachedPrediction | None]]
+Decode = Callable[[bytes | None], CachedPrediction | None]
 ReadClaim = Callable[[], Awaitable[bytes | None]]
 
 
@@ -39,20 +55,27 @@ class RedisClaims:
     """Claims of one router. Whatever fails, the item is computed: the same one in several routers does no harm."""
 
     def __init__(
-        self, commands: ClaimCommands, send: Send, start: Callable[[Coroutine[Any, Any, None]], object]
+        self,
+        commands: ClaimCommands,
+        send: Send,
+        start: Callable[[Coroutine[Any, Any, None]], object],
+        item_name: Callable[[CacheKey], str],
     ) -> None:
-        self._commands, self._send, self._start = commands, send, start
+        self._commands, self._send, self._start, self._item_name = commands, send, start, item_name
         self._held: set[CacheKey] = set()
-        self._wanted: list[tuple[CacheKey, int, asyncio.Future[bool]]] = []
+        self._wanted: list[tuple[CacheKey, int, asyncio.Future[Claimed]]] = []
         self._is_renewing = False
 
-    async def wait(self, key: CacheKey, priority: int, read: Read, read_claim: ReadClaim) -> CachedPrediction | None:
+    async def wait(
+        self, key: CacheKey, priority: int, missed: bytes | None, decode: Decode, read: Read, read_claim: ReadClaim
+    ) -> CachedPrediction | None:
         """Return what another router computes now; None: the caller is to compute it, and then to `end` its claim.
 
-        Nothing waits for a router that computes it with less urgency.
+        Nothing waits for a router that computes it with less urgency. Another one may have written the item and removed
+        its claim since it was `missed`.
         """
         pause_s = FIRST_POLL_S
-        while not await self._claim(key, priority):
+        while not (claimed := await self._claim(key, priority)).is_free:
             while True:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_POLL_S)
@@ -63,7 +86,10 @@ class RedisClaims:
                     break
                 if _priority(claim) > priority:
                     return None
-        return None
+        if claimed.content in (None, missed) or (found := decode(claimed.content)) is None:
+            return None
+        self.release(key)
+        return found
 
     def end(self, key: CacheKey) -> bool:
         """Forget a claim, whose name the caller removes; returns whether it was held."""
@@ -77,10 +103,10 @@ class RedisClaims:
         if self.end(key):
             self._start(self._remove(key))
 
-    def _claim(self, key: CacheKey, priority: int) -> "asyncio.Future[bool]":
+    def _claim(self, key: CacheKey, priority: int) -> "asyncio.Future[Claimed]":
         """Claim with all others of this turn of the event loop, in one command."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[bool] = loop.create_future()
+        future: asyncio.Future[Claimed] = loop.create_future()
         if not self._wanted:
             loop.call_soon(self._send_wanted)
         self._wanted.append((key, priority, future))
@@ -91,19 +117,20 @@ class RedisClaims:
         for start in range(0, len(wanted), MAX_CLAIMS):
             self._start(self._claim_all(wanted[start : start + MAX_CLAIMS]))
 
-    async def _claim_all(self, wanted: "Sequence[tuple[CacheKey, int, asyncio.Future[bool]]]") -> None:
-        claims = [(claim_name(key), str(priority).encode()) for key, priority, _ in wanted]
+    async def _claim_all(self, wanted: "Sequence[tuple[CacheKey, int, asyncio.Future[Claimed]]]") -> None:
+        claims = [Claim(claim_name(key), str(priority).encode(), self._item_name(key)) for key, priority, _ in wanted]
         replies: object = None
         try:
             replies = await self._send(lambda: self._commands.claim_all(claims, round(CLAIM_S * 1000)))
         finally:
-            free = replies if isinstance(replies, list) and len(replies) == len(wanted) else None
+            found = replies if isinstance(replies, list) and len(replies) == len(wanted) else None
             for index, (key, _, future) in enumerate(wanted):
-                is_held = free is not None and free[index]
+                claimed = Claimed(True, None) if found is None else found[index]
+                is_held = found is not None and claimed.is_free
                 if is_held:
                     self._hold(key)
                 if not future.done():
-                    future.set_result(is_held or free is None)
+                    future.set_result(claimed)
                 elif is_held:  # its request was cancelled
                     self.release(key)
 

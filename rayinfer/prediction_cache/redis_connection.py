@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from rayinfer.errors import ConfigError
+from rayinfer.prediction_cache.redis_claims import Claim, Claimed
 
 EXTRA = 'pip install "rayinfer[redis]"'
 TIMEOUT_S = 0.05  # of each command, a connection's opening and the wait for a free one
@@ -15,7 +16,7 @@ MAX_CONNECTIONS = 8
 class RedisConnection:
     """A bounded pool without retries; every failure is raised as some Exception, at the latest after the timeout."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
         """Connect at the first command; raises ConfigError."""
         check_extra_is_installed()
         redis: Any = importlib.import_module("redis.asyncio")
@@ -24,10 +25,10 @@ class RedisConnection:
         pool = redis.BlockingConnectionPool.from_url(
             url,
             max_connections=MAX_CONNECTIONS,
-            timeout=TIMEOUT_S,
-            socket_timeout=TIMEOUT_S,
+            timeout=timeout_s,
+            socket_timeout=timeout_s,
             retry=retry.Retry(backoff.NoBackoff(), 0),
-            **({} if url.startswith("unix:") else {"socket_connect_timeout": TIMEOUT_S}),
+            **({} if url.startswith("unix:") else {"socket_connect_timeout": timeout_s}),
         )
         self._client = redis.Redis.from_pool(pool)
 
@@ -49,12 +50,19 @@ class RedisConnection:
         replies = await pipeline.execute(raise_on_error=False)
         return sum(isinstance(reply, Exception) for reply in replies[: len(values)])
 
-    async def claim_all(self, claims: Sequence[tuple[str, bytes]], lives_ms: int) -> list[bool]:
-        """Write those of some names that are free; returns which were not taken, as is what Redis refuses to write."""
+    async def claim_all(self, claims: Sequence[Claim], lives_ms: int) -> list[Claimed]:
+        """Write those of some names that are free, and read the items, in one round trip.
+
+        What Redis refuses to write counts as free.
+        """
         pipeline = self._client.pipeline(transaction=False)
-        for name, value in claims:
-            pipeline.set(name, value, nx=True, px=lives_ms)
-        return [reply is not None for reply in await pipeline.execute(raise_on_error=False)]
+        for claim in claims:
+            pipeline.set(claim.name, claim.value, nx=True, px=lives_ms)
+        pipeline.mget([claim.item for claim in claims])
+        *replies, items = await pipeline.execute(raise_on_error=False)
+        if isinstance(items, Exception):
+            raise items
+        return [Claimed(reply is not None, item) for reply, item in zip(replies, items, strict=True)]
 
     async def renew_all(self, names: Sequence[str], lives_ms: int) -> None:
         """Let names live as long again."""

@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from rayinfer_kernels import reference
+from rayinfer_kernels.encoder_stack import TokenRows
 from rayinfer_kernels.packed_weight import WeightFormat
-from support.kernels.encoder_stacks import EncoderCase, random_encoder
+from support.kernels.encoder_stacks import EncoderCase, random_embeddings, random_encoder, random_tokens
 
 CASES = [
     EncoderCase(),
@@ -53,6 +56,55 @@ def test_a_text_gets_the_same_bits_alone_and_in_any_batch(isa_kernels, dtype, ca
             assert torch.equal(stack.run(text, [len(text)]), rows)
         together = stack.run(torch.cat(texts[::-1]), lengths[::-1]).split(lengths[::-1])
         assert all(torch.equal(*pair) for pair in zip(together[::-1], expected, strict=True))
+
+
+@pytest.mark.parametrize("has_all", [True, False], ids=["all tables", "tokens alone"])
+@pytest.mark.parametrize("case", CASES[:3], ids=str)
+def test_embeddings_and_means_equal_the_plainest_torch(isa_kernels, dtype, case, has_all):
+    torch.manual_seed(0)
+    weights, embeddings = random_encoder(case, dtype), random_embeddings(case, dtype, has_all=has_all)
+    stack, plain = (each.encoder_stack(*weights, embeddings) for each in (isa_kernels, reference))
+    for lengths in ([1], [300], [5, 33, 1, 64, 65], [17] * 40, []):
+        tokens = random_tokens(lengths)
+        found = stack.run_tokens(tokens, lengths, are_pooled=False)
+        assert found.dtype == dtype
+        if lengths:
+            expected = plain.run_tokens(tokens, lengths, are_pooled=False)
+            torch.testing.assert_close(found.float(), expected.float(), **TOLERANCES[dtype])
+        means = stack.run_tokens(tokens, lengths, are_pooled=True)
+        assert means.shape == (len(lengths), case.hidden)
+        for mean, text in zip(means.float(), found.float().split(lengths), strict=True):
+            torch.testing.assert_close(mean, text.mean(0), **TOLERANCES[dtype])
+
+
+def test_a_mean_has_the_same_bits_alone_and_in_any_batch(isa_kernels, dtype):
+    case = CASES[1]
+    stack = isa_kernels.encoder_stack(*random_encoder(case, dtype), random_embeddings(case, dtype))
+    lengths = [5, 33, 1, 64, 65, *[17] * 40, 300]
+    tokens = random_tokens(lengths)
+    expected = stack.run_tokens(tokens, lengths, are_pooled=True)
+    for num_threads in (1, 3):
+        torch.set_num_threads(num_threads)
+        for index, rows in enumerate(zip(*(each.split(lengths) for each in tokens), strict=True)):
+            mean = stack.run_tokens(TokenRows(*rows), [len(rows[0])], are_pooled=True)
+            assert torch.equal(mean[0], expected[index])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32], ids=str)
+def test_tokens_outside_of_the_tables_are_refused(kernels):
+    weights, embeddings = random_encoder(CASES[0], torch.float32), random_embeddings(CASES[0], torch.float32)
+    stack = kernels.encoder_stack(*weights, embeddings)
+    tokens = random_tokens([3])
+    for name, row in (("ids", 50), ("ids", -1), ("types", 2), ("positions", 400)):
+        wrong = tokens._replace(**{name: torch.tensor([0, row, 0])})
+        with pytest.raises(IndexError, match="outside"):
+            stack.run_tokens(wrong, [3], are_pooled=True)
+    with pytest.raises(ValueError, match="token_types must be"):
+        stack.run_tokens(tokens._replace(types=torch.zeros(2, dtype=torch.int64)), [3], are_pooled=True)
+    with pytest.raises(ValueError, match="no embeddings"):
+        kernels.encoder_stack(*weights).run_tokens(tokens, [3], are_pooled=True)
+    with pytest.raises(ValueError, match="table of positions"):
+        kernels.encoder_stack(*weights, replace(embeddings, positions=torch.zeros(3, 47)))
 
 
 def test_a_token_that_is_not_a_number_spoils_its_text_alone(kernels, dtype):

@@ -281,3 +281,11 @@ def test_a_waterfall_shows_each_phase(visit, fake_service):
     assert page.locator(".bar-part.stall").count() == 2
     lefts = page.locator(".bar-part").evaluate_all("(parts) => parts.map((each) => each.getBoundingClientRect().left)")
     assert lefts == sorted(lefts)
+
+
+@pytest.mark.parametrize(("width", "in_a_line"), [(1280, 9), (1000, 3)])
+def test_figures_fill_their_lines(visit, fake_service, width, in_a_line):
+    page = visit(fake_service, viewport={"width": width, "height": 900}).page
+    show_samples(page, model())
+    tops = page.locator("dl div").evaluate_all("(tiles) => tiles.map((each) => each.getBoundingClientRect().top)")
+    assert [tops.count(top) for top in sorted(set(tops))] == [in_a_line] * (9 // in_a_line)

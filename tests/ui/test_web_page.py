@@ -321,6 +321,9 @@ def test_a_model_of_images_gets_an_image(visit, image_models, tmp_path):
         page.get_by_role("button", name="Send").click()
         page.locator(".labels li", has_text="%").first.wait_for()
         assert page.locator(".message.user", has_text="Image red.png").count() == 1
+        left = "(all) => all.map((each) => each.getBoundingClientRect().left)"
+        assert len(set(page.locator(".labels meter").evaluate_all(left))) == 1  # in one column
+        assert page.locator(".message.labels").evaluate("(each) => getComputedStyle(each).paddingLeft") == "12px"
 
 
 def test_the_page_fits_a_narrow_window(visit, service):

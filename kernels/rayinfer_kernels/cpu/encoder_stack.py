@@ -9,7 +9,13 @@ import torch
 
 from rayinfer_kernels.cpu.arguments import IndexChecks, check_shape, check_vector, check_weight, dense_last
 from rayinfer_kernels.cpu.layer_stack import ACTIVATIONS
-from rayinfer_kernels.encoder_stack import EncoderLayerWeights, EncoderStackShape, NormWeights
+from rayinfer_kernels.encoder_stack import (
+    EmbeddingWeights,
+    EncoderLayerWeights,
+    EncoderStackShape,
+    NormWeights,
+    TokenRows,
+)
 from rayinfer_kernels.packed_weight import PackedWeight, WeightArgument
 
 _WEIGHT = ctypes.POINTER(WeightArgument)
@@ -45,6 +51,12 @@ class TextAttentionShape(ctypes.Structure):
     )
 
 
+class EmbeddingsArgument(ctypes.Structure):
+    """See encoder/encoder_arguments.h."""
+
+    _fields_ = (("tokens", c_void_p), ("types", c_void_p), ("positions", c_void_p), ("norm", NormArgument))
+
+
 class EncoderArgument(ctypes.Structure):
     """See encoder/encoder_arguments.h."""
 
@@ -55,13 +67,19 @@ class EncoderArgument(ctypes.Structure):
         ("attention", TextAttentionShape),
         ("eps", c_float),
         ("activation", c_int32),
+        ("embeddings", EmbeddingsArgument),
     )
 
 
 class TextsArgument(ctypes.Structure):
     """See encoder/encoder_arguments.h."""
 
-    _fields_ = (("x", c_void_p), ("out", c_void_p), ("starts", c_void_p), ("num_texts", c_int64))
+    _fields_ = (
+        ("x", c_void_p),
+        *((name, c_void_p) for name in ("token_ids", "token_types", "positions", "out", "starts")),
+        ("num_texts", c_int64),
+        ("are_pooled", c_int32),
+    )
 
 
 RunEncoder = Callable[[EncoderArgument, TextsArgument, int], None]
@@ -78,6 +96,7 @@ class CpuEncoderStack:
         layers: Sequence[EncoderLayerWeights],
         shape: EncoderStackShape,
         position_bias: torch.Tensor | None,
+        embeddings: EmbeddingWeights | None,
     ) -> None:
         if not layers:
             raise ValueError("an encoder needs a layer")
@@ -91,6 +110,7 @@ class CpuEncoderStack:
             attention.position_bias = position_bias.data_ptr()
             attention.max_distance = position_bias.shape[1] // 2
         self._kept = (list(layers), position_bias)  # the arguments point into them
+        self._embeddings = embeddings
         self._layers = (EncoderLayerArgument * len(layers))(*map(_argument, layers))
         self._encoder = EncoderArgument(
             layers=self._layers,
@@ -100,15 +120,38 @@ class CpuEncoderStack:
             eps=shape.eps,
             activation=ACTIVATIONS[shape.activation],
         )
+        if embeddings is not None:
+            self._encoder.embeddings = _embeddings_argument(embeddings, shape.hidden_size, self._dtype)
 
     def run(self, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """See EncoderStack."""
         x = dense_last(x, self._dtype, 2).contiguous()
         check_shape("x", x, len(x), self._encoder.hidden_size)
+        return self._run(TextsArgument(x=x.data_ptr()), len(x), lengths)
+
+    def run_tokens(self, tokens: TokenRows, lengths: Sequence[int], *, are_pooled: bool) -> torch.Tensor:
+        """See EncoderStack."""
+        if self._embeddings is None:
+            raise ValueError("this encoder has no embeddings")
+        tables, texts = self._embeddings, TextsArgument(are_pooled=are_pooled)
+        kept = []
+        for name, rows, table in (
+            ("token_ids", tokens.ids, tables.tokens),
+            ("token_types", tokens.types, tables.types),
+            ("positions", tokens.positions, tables.positions),
+        ):
+            check_shape(name, rows, len(tokens.ids))
+            if table is not None:
+                kept.append(self._checks.within(rows, len(table)))
+                setattr(texts, name, kept[-1].data_ptr())
+        return self._run(texts, len(tokens.ids), lengths)
+
+    def _run(self, texts: TextsArgument, num_tokens: int, lengths: Sequence[int]) -> torch.Tensor:
         starts = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
-        starts = self._checks.group_starts(starts, len(lengths), len(x))
-        out = torch.empty_like(x)
-        texts = TextsArgument(x.data_ptr(), out.data_ptr(), starts.data_ptr(), len(lengths))
+        starts = self._checks.group_starts(starts, len(lengths), num_tokens)
+        num_rows = len(lengths) if texts.are_pooled else num_tokens
+        out = torch.empty((num_rows, self._encoder.hidden_size), dtype=self._dtype)
+        texts.out, texts.starts, texts.num_texts = out.data_ptr(), starts.data_ptr(), len(lengths)
         self._run_encoder(self._encoder, texts, torch.get_num_threads())
         return out
 
@@ -121,6 +164,22 @@ def _argument(layer: EncoderLayerWeights) -> EncoderLayerArgument:
         weight, bias = getattr(layer, name)
         setattr(argument, name, ctypes.pointer(weight.argument))
         setattr(argument, f"{name}_bias", None if bias is None else bias.data_ptr())
+    return argument
+
+
+def _embeddings_argument(embeddings: EmbeddingWeights, width: int, dtype: torch.dtype) -> EmbeddingsArgument:
+    argument = EmbeddingsArgument(norm=_norm_argument(embeddings.norm))
+    for name in ("tokens", "types", "positions"):
+        table = getattr(embeddings, name)
+        if table is None and name != "tokens":
+            continue
+        if table.dtype != dtype or table.dim() != 2 or table.shape[1] != width or not table.is_contiguous():
+            raise ValueError(
+                f"the table of {name} has to be [num_rows, {width}] of {dtype} in one piece, got {tuple(table.shape)}"
+                f" of {table.dtype}"
+            )
+        setattr(argument, name, table.data_ptr())
+    _check_norm("the embeddings' norm", embeddings.norm, width, dtype)
     return argument
 
 
@@ -149,8 +208,12 @@ def _check_layer(
             raise ValueError(f"the weights of {name} must have one format, got {weight.format} and {of_first.format}")
         check_vector(f"{name}'s bias", bias, weight.num_rows, dtype)
     for norm_name in ("attention_norm", "feed_forward_norm"):
-        for kind, vector in getattr(layer, norm_name)._asdict().items():
-            check_vector(f"{norm_name}'s {kind}", vector, shape.hidden_size, dtype)
+        _check_norm(norm_name, getattr(layer, norm_name), shape.hidden_size, dtype)
+
+
+def _check_norm(name: str, norm: NormWeights, width: int, dtype: torch.dtype) -> None:
+    for kind, vector in norm._asdict().items():
+        check_vector(f"{name}'s {kind}", vector, width, dtype)
 
 
 def _check_position_bias(bias: torch.Tensor, num_heads: int) -> None:

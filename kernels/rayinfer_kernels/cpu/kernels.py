@@ -23,7 +23,7 @@ from rayinfer_kernels.cpu.encoder_stack import SIGNATURE as ENCODER_SIGNATURE
 from rayinfer_kernels.cpu.encoder_stack import CpuEncoderStack
 from rayinfer_kernels.cpu.layer_stack import ACTIVATIONS, SIGNATURE, CpuLayerStack
 from rayinfer_kernels.cpu.sampling import SAMPLING_SIGNATURES, CpuSampling, SamplingSettings
-from rayinfer_kernels.encoder_stack import EncoderLayerWeights, EncoderStack, EncoderStackShape
+from rayinfer_kernels.encoder_stack import EmbeddingWeights, EncoderLayerWeights, EncoderStack, EncoderStackShape
 from rayinfer_kernels.implementation import ArgmaxResult, RowMasks, SampledRows
 from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, StackShape
@@ -109,11 +109,12 @@ class CpuKernels:
         layers: Sequence[EncoderLayerWeights],
         shape: EncoderStackShape,
         position_bias: torch.Tensor | None = None,
+        embeddings: EmbeddingWeights | None = None,
     ) -> EncoderStack | None:
         """See `ops.encoder_stack`."""
         if any(not isinstance(linear.weight, PackedWeight) for layer in layers for linear in layer.linears):
             return None
-        return CpuEncoderStack(self._run_encoder, self._checks, layers, shape, position_bias)
+        return CpuEncoderStack(self._run_encoder, self._checks, layers, shape, position_bias, embeddings)
 
     def packed_embedding(self, weight: PackedWeight, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """See `ops.embedding`."""

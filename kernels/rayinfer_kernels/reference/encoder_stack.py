@@ -6,7 +6,14 @@ from types import MappingProxyType
 import torch
 import torch.nn.functional as F
 
-from rayinfer_kernels.encoder_stack import EncoderLayerWeights, EncoderStack, EncoderStackShape, NormWeights
+from rayinfer_kernels.encoder_stack import (
+    EmbeddingWeights,
+    EncoderLayerWeights,
+    EncoderStack,
+    EncoderStackShape,
+    NormWeights,
+    TokenRows,
+)
 from rayinfer_kernels.layer_stack import PackedLinear
 from rayinfer_kernels.packed_weight import PackedWeight
 from rayinfer_kernels.reference.elementwise import gelu, gelu_tanh
@@ -18,25 +25,49 @@ _ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProx
 
 
 def encoder_stack(
-    layers: Sequence[EncoderLayerWeights], shape: EncoderStackShape, position_bias: torch.Tensor | None = None
+    layers: Sequence[EncoderLayerWeights],
+    shape: EncoderStackShape,
+    position_bias: torch.Tensor | None = None,
+    embeddings: EmbeddingWeights | None = None,
 ) -> EncoderStack | None:
     """See `ops.encoder_stack`."""
-    return TorchEncoderStack(layers, shape, position_bias)
+    return TorchEncoderStack(layers, shape, position_bias, embeddings)
 
 
 class TorchEncoderStack:
     """An EncoderStack of torch's operations."""
 
     def __init__(
-        self, layers: Sequence[EncoderLayerWeights], shape: EncoderStackShape, position_bias: torch.Tensor | None
+        self,
+        layers: Sequence[EncoderLayerWeights],
+        shape: EncoderStackShape,
+        position_bias: torch.Tensor | None,
+        embeddings: EmbeddingWeights | None,
     ) -> None:
         self._layers, self._shape, self._position_bias = layers, shape, position_bias
+        self._embeddings = embeddings
 
     def run(self, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """See EncoderStack."""
-        sums = x.float()
+        return self._run_layers(x.float(), lengths).to(x.dtype)
+
+    def run_tokens(self, tokens: TokenRows, lengths: Sequence[int], *, are_pooled: bool) -> torch.Tensor:
+        """See EncoderStack."""
+        tables = self._embeddings
+        assert tables is not None, "it has no embeddings"
+        sums = tables.tokens[tokens.ids].float()
+        if tables.types is not None:
+            sums = sums + tables.types[tokens.types].float()
+        if tables.positions is not None:
+            sums = sums + tables.positions[tokens.positions].float()
+        found = self._run_layers(self._norm(sums, tables.norm), lengths)
+        if are_pooled:
+            found = torch.stack([text.mean(0) for text in torch.split(found, list(lengths))])
+        return found.to(tables.tokens.dtype)
+
+    def _run_layers(self, sums: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         for layer in self._layers:
-            heads = _multiply(sums, layer.qkv).view(len(x), 3, self._shape.num_heads, self._shape.head_dim)
+            heads = _multiply(sums, layer.qkv).view(len(sums), 3, self._shape.num_heads, self._shape.head_dim)
             attended = torch.cat([self._attend(text) for text in torch.split(heads, list(lengths))])
             sums = self._norm(sums + _multiply(attended, layer.output), layer.attention_norm)
             inner = _multiply(sums, layer.up)
@@ -46,7 +77,7 @@ class TorchEncoderStack:
             else:
                 inner = _ACTIVATIONS[self._shape.activation](inner)
             sums = self._norm(sums + _multiply(inner, layer.down), layer.feed_forward_norm)
-        return sums.to(x.dtype)
+        return sums
 
     def _attend(self, heads: torch.Tensor) -> torch.Tensor:
         query, key, value = heads.permute(1, 2, 0, 3)

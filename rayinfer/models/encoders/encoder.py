@@ -12,6 +12,7 @@ from rayinfer.layers.rotary_embedding import RotaryEmbedding
 from rayinfer.models.encoder_decoder import EncoderLayer
 from rayinfer.models.encoders.encoder_config import EncoderConfig
 from rayinfer.models.encoders.heads import Head
+from rayinfer.models.encoders.pooling import pool
 from rayinfer_kernels import ops
 
 # Tensors of checkpoints that no encoder has a use for: heads of other tasks, and tables.
@@ -91,16 +92,26 @@ class Encoder(torch.nn.Module):
 
     def forward(self, batch: TextBatch) -> torch.Tensor:
         """Compute the last hidden states [num_tokens, hidden_size]."""
-        x = self.embed_tokens.forward(batch.token_ids)
-        if self.embed_types is not None:
-            types = batch.token_types if self.config.has_pair_types else torch.zeros_like(batch.token_types)
-            x = x + self.embed_types.forward(types)
-        if self.embed_positions is not None:
-            x = x + self.embed_positions.forward(batch.positions + self.config.position_offset)
-        x = self.embed_norm.forward(x)
         if self._stack is not None:
-            return self._stack.run(x, batch.lengths)
+            return self._stack.run_tokens(self._rows(batch), batch.lengths, are_pooled=False)
+        rows = self._rows(batch)
+        x = self.embed_tokens.forward(rows.ids)
+        if self.embed_types is not None:
+            x = x + self.embed_types.forward(rows.types)
+        if self.embed_positions is not None:
+            x = x + self.embed_positions.forward(rows.positions)
+        x = self.embed_norm.forward(x)
         angles = {rotary: rotary.angles(batch.positions) for rotary in self._rotaries}
         for layer, rotary in self._layers:
             x = layer.forward(x, batch.lengths, None if rotary is None else angles[rotary])
         return x if self.final_norm is None else self.final_norm.forward(x)
+
+    def means(self, batch: TextBatch) -> torch.Tensor:
+        """Compute the means of the last hidden states over each text [num_texts, hidden_size]."""
+        if self._stack is not None:
+            return self._stack.run_tokens(self._rows(batch), batch.lengths, are_pooled=True)
+        return pool(self.forward(batch), batch.lengths, "mean")
+
+    def _rows(self, batch: TextBatch) -> ops.TokenRows:
+        types = batch.token_types if self.config.has_pair_types else torch.zeros_like(batch.token_types)
+        return ops.TokenRows(batch.token_ids, types, batch.positions + self.config.position_offset)

@@ -23,7 +23,9 @@ def stack_layers(encoder: Encoder, num_layers: int | None = None) -> ops.Encoder
     layers = [_weights(layer) for layer in list(encoder.layers)[:num_layers]]
     activations = {_activation(layer) for layer in encoder.layers}
     found = [layer for layer in layers if layer is not None]
-    if encoder.final_norm is not None or len(found) < len(layers) or None in activations or len(activations) != 1:
+    embeddings = _embeddings(encoder)
+    is_complete = embeddings is not None and len(found) == len(layers)
+    if encoder.final_norm is not None or not is_complete or None in activations or len(activations) != 1:
         return None
     shape = ops.EncoderStackShape(
         hidden_size=config.hidden_size,
@@ -33,7 +35,7 @@ def stack_layers(encoder: Encoder, num_layers: int | None = None) -> ops.Encoder
         activation=str(activations.pop()),
     )
     position_bias = None if encoder.position_bias is None else encoder.position_bias.table
-    return ops.encoder_stack(found, shape, position_bias)
+    return ops.encoder_stack(found, shape, position_bias, embeddings)
 
 
 def run_layers(encoder: Encoder, num_layers: int, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
@@ -61,6 +63,16 @@ def _weights(layer: torch.nn.Module) -> ops.EncoderLayerWeights | None:
     return ops.EncoderLayerWeights(
         qkv=qkv, output=output, attention_norm=first, up=up, down=down, feed_forward_norm=second
     )
+
+
+def _embeddings(encoder: Encoder) -> ops.EmbeddingWeights | None:
+    tokens, norm = encoder.embed_tokens.operand, _norm(encoder.embed_norm)
+    if norm is None or not isinstance(tokens, torch.Tensor):
+        return None
+    types, positions = (
+        None if table is None else table.weight for table in (encoder.embed_types, encoder.embed_positions)
+    )
+    return ops.EmbeddingWeights(tokens=tokens, types=types, positions=positions, norm=norm)
 
 
 def _activation(layer: torch.nn.Module) -> str | None:

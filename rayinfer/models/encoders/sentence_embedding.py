@@ -28,11 +28,14 @@ class SentenceEmbedding(torch.nn.Module):
     def __init__(self, pooling: Pooling, dense: Sequence["Dense"]) -> None:
         super().__init__()
         self.dense = torch.nn.ModuleList(dense)
-        self._pooling = pooling
+        self.pooling = pooling
 
     def forward(self, hidden: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """Hidden [num_tokens, hidden_size] of texts of these lengths -> [num_texts, embedding_size]."""
-        x = pool(hidden, lengths, self._pooling)
+        return self.project(pool(hidden, lengths, self.pooling))
+
+    def project(self, x: torch.Tensor) -> torch.Tensor:
+        """Run the dense layers: pooled x [num_texts, hidden_size] -> [num_texts, embedding_size]."""
         for layer in self.dense:
             x = layer.forward(x)
         return x

@@ -43,23 +43,31 @@ class TextRunner:
     def run(self, batch: Sequence[RunnerItem]) -> list[RunnerResult]:
         """See Runner."""
         check_texts(batch, self.description, self.max_input_tokens, self.vocab_size)
-        if not batch:
-            return []
         order = order_by_length(batch)
-        items = [batch[index] for index in order]
-        texts = text_batch(items, self._device)
-        hidden = self._encoder.forward(texts)
-        numbers: dict[str, list[torch.Tensor]] = {
-            task: self._numbers(task, hidden, texts.lengths) for task in {item.task for item in items}
-        }
+        # Means come from the encoder, whatever else is asked for: a text's bits do not depend on other items' tasks.
+        are_means = [self._embedding.pooling == "mean" and item.task == "embed" for item in batch]
         results: list[RunnerResult] = [np.empty(0, dtype=np.float32)] * len(batch)
-        for place, index in enumerate(order):
-            results[index] = numbers[items[place].task][place].float().cpu().numpy()
+        for compute, places in (
+            (self._means, [index for index in order if are_means[index]]),
+            (self._other_numbers, [index for index in order if not are_means[index]]),
+        ):
+            items = [batch[index] for index in places]
+            for index, numbers in zip(places, compute(items) if items else (), strict=True):
+                results[index] = numbers.float().cpu().numpy()
         return results
 
     def close(self) -> None:
         """See Runner."""
         del self._encoder, self._embedding
+
+    def _means(self, items: Sequence[RunnerItem]) -> list[torch.Tensor]:
+        return list(self._embedding.project(self._encoder.means(text_batch(items, self._device))))
+
+    def _other_numbers(self, items: Sequence[RunnerItem]) -> list[torch.Tensor]:
+        texts = text_batch(items, self._device)
+        hidden = self._encoder.forward(texts)
+        numbers = {task: self._numbers(task, hidden, texts.lengths) for task in {item.task for item in items}}
+        return [numbers[item.task][place] for place, item in enumerate(items)]
 
     def _numbers(self, task: str, hidden: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
         """Compute the numbers of all texts for a task."""

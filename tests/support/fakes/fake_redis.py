@@ -2,6 +2,8 @@
 
 import asyncio
 
+from rayinfer.prediction_cache.redis_claims import Claimed
+
 
 class FakeRedis:
     """A `redis_cache.Connection`; it counts its commands."""
@@ -27,10 +29,12 @@ class FakeRedis:
         self.claims.append(len(claims))
         await self._arrive()
         if self.is_full:
-            return [True] * len(claims)
-        free = [name not in self.claimed for name, _ in claims]
-        self.claimed |= {name: value for (name, value), is_free in zip(claims, free, strict=True) if is_free}
-        return free
+            return [Claimed(True, self.values.get(claim.item)) for claim in claims]
+        found = [Claimed(claim.name not in self.claimed, self.values.get(claim.item)) for claim in claims]
+        self.claimed |= {
+            claim.name: claim.value for claim, claimed in zip(claims, found, strict=True) if claimed.is_free
+        }
+        return found
 
     async def renew_all(self, names, lives_ms):
         self.num_renewed += len(names)

@@ -4,7 +4,13 @@ from dataclasses import dataclass
 
 import torch
 
-from rayinfer_kernels.encoder_stack import EncoderLayerWeights, EncoderStackShape, NormWeights
+from rayinfer_kernels.encoder_stack import (
+    EmbeddingWeights,
+    EncoderLayerWeights,
+    EncoderStackShape,
+    NormWeights,
+    TokenRows,
+)
 from rayinfer_kernels.layer_stack import PackedLinear
 from rayinfer_kernels.packed_weight import WeightFormat, pack
 from rayinfer_kernels.quantized_weight import pack_quantized, quantize
@@ -41,6 +47,23 @@ def random_encoder(
     """Draw the arguments of `encoder_stack`; matrices are quantized if they get a format."""
     bias = torch.randn(case.num_heads, 2 * case.max_distance + 1) if case.max_distance else None
     return [_random_layer(case, dtype, format) for _ in range(case.num_layers)], case.shape, bias
+
+
+def random_embeddings(case: EncoderCase, dtype: torch.dtype, *, has_all: bool = True) -> EmbeddingWeights:
+    """Draw tables for 50 tokens, two types and 400 positions, or for tokens alone."""
+    tokens, types, positions = (torch.randn(count, case.hidden).to(dtype) for count in (50, 2, 400))
+    norm = NormWeights((1 + 0.1 * torch.randn(case.hidden)).to(dtype), torch.randn(case.hidden).to(dtype))
+    more = (types, positions) if has_all else (None, None)
+    return EmbeddingWeights(tokens=tokens, types=more[0], positions=more[1], norm=norm)
+
+
+def random_tokens(lengths: list[int]) -> TokenRows:
+    """Draw tokens of texts of these lengths."""
+    count = sum(lengths)
+    positions = (
+        torch.cat([torch.arange(length) for length in lengths]) if lengths else torch.empty(0, dtype=torch.int64)
+    )
+    return TokenRows(torch.randint(50, (count,)), torch.randint(2, (count,)), positions)
 
 
 def _random_layer(case: EncoderCase, dtype: torch.dtype, format: WeightFormat | None) -> EncoderLayerWeights:

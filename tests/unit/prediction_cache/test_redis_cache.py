@@ -267,6 +267,22 @@ async def test_an_error_is_computed_by_each_router():
     await close_all((first, second))
 
 
+async def test_an_item_that_is_written_between_a_look_up_and_a_claim_is_not_computed_again():
+    filled, redis = await filled_redis(), FakeRedis()
+    service = CachedService(redis)
+    claim_all = redis.claim_all
+
+    async def claim_late(claims, lives_ms):
+        redis.values |= filled.values
+        return await claim_all(claims, lives_ms)
+
+    redis.claim_all = claim_late
+    assert await service.number("b") == 1
+    assert service.predictor.started == []
+    await until(lambda: not redis.claimed)
+    await service.redis.close()
+
+
 async def test_a_claim_that_lapses_with_its_router_is_taken_over():
     redis = FakeRedis()
     first, second, leading, following = await leader_and_follower(redis)

@@ -15,7 +15,7 @@ from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.prediction_cache.circuit_breaker import MAX_FAILURES, OPEN_S
 from rayinfer.prediction_cache.redis_cache import RedisCache
 from rayinfer.prediction_cache.redis_claims import CLAIM_S
-from rayinfer.prediction_cache.redis_connection import RedisConnection
+from rayinfer.prediction_cache.redis_connection import TIMEOUT_S, RedisConnection
 from support.fakes.cached_service import CachedService
 from support.services.certificates import make_certificate
 from support.services.free_ports import free_port
@@ -23,6 +23,7 @@ from support.services.polling import until
 
 pytestmark = pytest.mark.redis
 PASSWORD = "p4ss/word"
+PATIENT_S = 5.0  # where no time limit is tested: a busy machine answers late
 
 
 class RedisServer:
@@ -71,8 +72,8 @@ class Routers:
     async def __aenter__(self):
         return self
 
-    def add(self, url=None):
-        service = CachedService(RedisConnection(url or self._url))
+    def add(self, url=None, timeout_s=PATIENT_S):
+        service = CachedService(RedisConnection(url or self._url, timeout_s), timeout_s=timeout_s)
         self._services.append(service)
         return service
 
@@ -175,7 +176,7 @@ async def test_a_redis_that_is_killed_under_load_loses_no_answer(server):
 
 async def test_a_frozen_redis_costs_less_than_5_ms_once_the_breaker_is_open(server):
     async with Routers(server.url) as routers:
-        service = routers.add()
+        service = routers.add(timeout_s=TIMEOUT_S)
         await service.ask("first", [1])
         server.signal(signal.SIGSTOP)
         try:

@@ -55,6 +55,17 @@ def test_bits_do_not_depend_on_the_batch(family, build, pairs, tmp_path):
         assert runner.run([pairs[0], item, pairs[2]])[1].tobytes() == numbers.tobytes()
 
 
+def test_an_embedding_has_the_same_bits_beside_items_of_other_tasks(build, texts, tmp_path):
+    make_tiny_encoder(tmp_path, "Bert", "Model")
+    runner = build(tmp_path, deterministic=True)
+    items = [RunnerItem(task=task, token_ids=ids) for ids in texts for task in ("embed", "token_embed")]
+    together = runner.run(items)
+    for item, numbers in zip(items, together, strict=True):
+        assert runner.run([item])[0].tobytes() == numbers.tobytes()
+    for embedding, tokens in zip(together[::2], together[1::2], strict=True):
+        assert embedding == pytest.approx(tokens.mean(0), abs=1e-6)
+
+
 def test_a_masked_language_model_is_embedded_with(build, pairs, tmp_path):
     model = make_tiny_encoder(tmp_path, "Bert", "ForMaskedLM")
     item = replace(pairs[2], task="token_embed")

@@ -15,19 +15,28 @@ struct EncoderLayerArgument {
     NormArgument attention_norm, feed_forward_norm;          // of the sums behind each part
 };
 
+// Tables of rows, whose sum is normed; those of types and positions may be null.
+struct EmbeddingsArgument {
+    const void *tokens, *types, *positions;
+    NormArgument norm;
+};
+
 struct EncoderArgument {
     const EncoderLayerArgument* layers;
     int64_t num_layers, hidden_size;
     TextAttentionShape attention;
     float eps;
     int32_t activation;
+    EmbeddingsArgument embeddings;
 };
 
 struct TextsArgument {
-    const void* x;         // [num_tokens, hidden_size]
-    void* out;             // likewise
+    const void* x;  // [num_tokens, hidden_size]; null: the tokens' embeddings
+    const int64_t *token_ids, *token_types, *positions;  // [num_tokens] each, rows of the tables
+    void* out;               // [num_tokens, hidden_size], or with are_pooled [num_texts, hidden_size]: means over tokens
     const int32_t* starts;  // [num_texts + 1]
     int64_t num_texts;
+    int32_t are_pooled;
 };
 
 }  // namespace rayinfer

@@ -67,17 +67,15 @@ void run_encoder(const EncoderArgument& encoder, const TextsArgument& texts, int
     EncoderMemory& memory = kept;  // the calling thread's, for all threads of the team
     memory.prepare(num_threads);
     const Texts all = {texts.starts, texts.num_texts};
-    const T* x = (const T*)texts.x;
-    T* out = (T*)texts.out;
     cut_groups(all, num_threads, memory.groups);
-    if (all.num_tokens() == 0) return;
+    if (all.num_tokens() == 0 && !texts.are_pooled) return;
     if (!are_balanced(all, num_threads, memory.groups)) {
-        TextGroup<T> group(encoder, all, memory.threads[0]->rows);
+        TextGroup<T> group(encoder, texts, all, memory.threads[0]->rows);
         std::vector<StageCount> stages(TextGroup<T>::num_stages(encoder));
 #pragma omp parallel num_threads(num_threads)
         {
             const ThreadRange thread = this_thread();
-            group.run(x, out, StageTeam(stages, thread.count), memory.threads[thread.index]->attention);
+            group.run(StageTeam(stages, thread.count), memory.threads[thread.index]->attention);
         }
         return;
     }
@@ -87,8 +85,7 @@ void run_encoder(const EncoderArgument& encoder, const TextsArgument& texts, int
         ThreadMemory& own = *memory.threads[this_thread().index];
         for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < memory.groups.size();) {
             const Range group = memory.groups[i];
-            TextGroup<T>(encoder, {all.starts + group.begin, group.size()}, own.rows)
-                .run(x, out, StageTeam(), own.attention);
+            TextGroup<T>(encoder, texts, {all.starts + group.begin, group.size()}, own.rows).run(StageTeam(), own.attention);
         }
     }
 }

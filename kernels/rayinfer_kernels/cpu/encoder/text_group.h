@@ -27,8 +27,8 @@ template <class T>
 class TextGroup {
   public:
     // By one thread, before a team's threads call `run`.
-    TextGroup(const EncoderArgument& encoder, Texts texts, GroupRows& rows)
-        : encoder_(encoder), texts_(texts), num_tokens_(texts.num_tokens()) {
+    TextGroup(const EncoderArgument& encoder, const TextsArgument& batch, Texts texts, GroupRows& rows)
+        : encoder_(encoder), batch_(batch), texts_(texts), num_tokens_(texts.num_tokens()) {
         const EncoderLayerArgument& layer = encoder.layers[0];
         int64_t widest_row = 0;
         for (const Weight* weight : {layer.qkv, layer.output, layer.up, layer.down})
@@ -43,13 +43,16 @@ class TextGroup {
 
     static int64_t num_stages(const EncoderArgument& encoder) { return 2 + encoder.num_layers * 9; }
 
-    void run(const T* x, T* out, StageTeam team, TextAttention& attention) {
-        load_embeddings(x, team);
+    void run(StageTeam team, TextAttention& attention) {
+        load_embeddings(team);
         for (int64_t i = 0; i < encoder_.num_layers; ++i) {
             attend(encoder_.layers[i], team, attention);
             feed_forward(encoder_.layers[i], team, i + 1 < encoder_.num_layers);
         }
-        store_results(out, team);
+        if (batch_.are_pooled)
+            store_means(team);
+        else
+            store_results(team);
     }
 
   private:
@@ -71,21 +74,55 @@ class TextGroup {
         });
     }
 
-    void load_embeddings(const T* x, StageTeam& team) {
+    void load_embeddings(StageTeam& team) {
         const InputRows<T> to = input_of(*encoder_.layers[0].qkv, 0);
         for_each_token(team, [&](int64_t token) {
-            const T* from = x + (texts_.starts[0] + token) * encoder_.hidden_size;
-            for_each_vector(encoder_.hidden_size,
-                            [&](int64_t i, int64_t count) { store(sum(token) + i, load(from + i, count), count); });
+            const int64_t place = texts_.starts[0] + token;
+            if (batch_.x) {
+                const T* from = row_of(batch_.x, place);
+                for_each_vector(encoder_.hidden_size,
+                                [&](int64_t i, int64_t count) { store(sum(token) + i, load(from + i, count), count); });
+            } else {
+                embed(place, sum(token));
+            }
             to.encode(token, sum(token));
         });
     }
 
-    void store_results(T* out, StageTeam& team) {
+    void embed(int64_t place, float* to) const {
+        const EmbeddingsArgument& tables = encoder_.embeddings;
+        const T* token = row_of(tables.tokens, batch_.token_ids[place]);
+        const T* type = tables.types ? row_of(tables.types, batch_.token_types[place]) : nullptr;
+        const T* position = tables.positions ? row_of(tables.positions, batch_.positions[place]) : nullptr;
+        for_each_vector(encoder_.hidden_size, [&](int64_t i, int64_t count) {
+            Float x = load(token + i, count);
+            if (type) x += load(type + i, count);
+            if (position) x += load(position + i, count);
+            store(to + i, x, count);
+        });
+        layer_norm_row(to, (const T*)tables.norm.weight, (const T*)tables.norm.bias, to, encoder_.hidden_size,
+                       encoder_.eps);
+    }
+
+    const T* row_of(const void* table, int64_t row) const { return (const T*)table + row * encoder_.hidden_size; }
+
+    void store_results(StageTeam& team) {
         for_each_token(team, [&](int64_t token) {
-            T* to = out + (texts_.starts[0] + token) * encoder_.hidden_size;
+            T* to = (T*)row_of(batch_.out, texts_.starts[0] + token);
             for_each_vector(encoder_.hidden_size,
                             [&](int64_t i, int64_t count) { store(to + i, load(sum(token) + i, count), count); });
+        });
+    }
+
+    void store_means(StageTeam& team) {
+        team.share(texts_.count, [&](int64_t text) {
+            const int64_t begin = texts_.starts[text] - texts_.starts[0], end = texts_.starts[text + 1] - texts_.starts[0];
+            T* to = (T*)row_of(batch_.out, texts_.starts - batch_.starts + text);
+            for_each_vector(encoder_.hidden_size, [&](int64_t i, int64_t count) {
+                Float total = {};
+                for (int64_t token = begin; token < end; ++token) total += load(sum(token) + i, count);
+                store(to + i, total / (float)(end - begin), count);
+            });
         });
     }
 
@@ -157,6 +194,7 @@ class TextGroup {
     static constexpr int64_t kTokensPerUnit = 4;
 
     const EncoderArgument& encoder_;
+    const TextsArgument& batch_;
     const Texts texts_;
     const int64_t num_tokens_;
     float *sums_, *heads_, *wide_;
