@@ -99,6 +99,11 @@ class EngineConfig(BaseModel):
     kv_store_folder: str | None = Field(
         None, min_length=1, description="folder of kv_store_disk_gib (default: kv-store in the cache folder)"
     )
+    kv_transfer: bool = Field(
+        False,
+        description="fetch KV blocks of a prompt that an engine on another machine has, over TCP, where a router finds"
+        " that shorter than computing them; needs kv_store_gib",
+    )
     kv_cache_dtype: Literal["auto", "int8", "fp8"] = Field(
         "auto",
         description="eight bits for keys and values, int8 on CPUs and fp8 on GPUs; auto is the model's dtype",
@@ -260,6 +265,8 @@ class EngineConfig(BaseModel):
     @model_validator(mode="after")
     def _store_has_memory_and_prefixes(self) -> Self:
         if self.kv_store_gib is None:
+            if self.kv_transfer:
+                raise ValueError("kv_transfer needs kv_store_gib: blocks are fetched into that store")
             if self.kv_store_disk_gib is not None or self.kv_store_folder is not None:
                 raise ValueError("kv_store_disk_gib and kv_store_folder need kv_store_gib")
             if self.kv_store_persists:
@@ -313,7 +320,8 @@ def _in_words(finding: ErrorDetails, kind: type[BaseModel] | None) -> str:
         return f"settings: {message}"
     name = ".".join(str(part) for part in finding["loc"])
     is_said = finding["type"] == "missing" or isinstance(finding["input"], BaseModel)  # our message names its values
-    got = "" if is_said else f", got {shown(finding['input'])}"
+    is_secret = finding["loc"][-1] == "api_keys"  # a file's path; who writes the keys in its place finds none in a log
+    got = "" if is_said or is_secret else f", got {shown(finding['input'])}"
     return f"{name}: {message}{got}"
 
 

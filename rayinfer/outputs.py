@@ -181,6 +181,18 @@ class KVStoreStats:
 
 
 @dataclass(kw_only=True, slots=True)
+class KVTransferStats:
+    """Counters of one engine's fetches of KV blocks, from other machines and of what other engines were writing."""
+
+    fetches_total: int = 0
+    failed_fetches_total: int = 0  # blocks were missing at their end, which the engine computed
+    fetched_blocks_total: int = 0  # from other machines
+    sent_blocks_total: int = 0  # to other machines
+    damaged_blocks_total: int = 0  # that arrived damaged and were not used
+    fetch_seconds_total: float = 0.0  # that requests were held back
+
+
+@dataclass(kw_only=True, slots=True)
 class EngineStats:
     """An engine's counters (`*_total` only grow) and gauges at one moment."""
 
@@ -206,6 +218,7 @@ class EngineStats:
     credits: Credits = NO_BOUNDS  # of each router that listens
     stage_idle_shares: list[float] = field(default_factory=list)  # of the time with work so far, by stage of a pipeline
     kv_store: KVStoreStats | None = None  # None without a store
+    kv_transfer: KVTransferStats | None = None  # None without transfers
 
     @property
     def kv_cache_usage(self) -> float:

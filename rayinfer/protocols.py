@@ -42,6 +42,45 @@ class EngineRequestId(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class KVAddress:
+    """Address at which an engine's process serves the KV blocks of its machine to engines on others."""
+
+    store_id: str  # the same for engines that share a store
+    host: str
+    port: int
+    key: bytes = field(repr=False)
+    certificate: str = field(default="", repr=False)  # the server's own, where it has one: it speaks TLS then
+
+    def source(self, *, num_blocks: int, timeout_s: float, wait_s: float = 0.0) -> "KVSource":
+        """Name this server as the source of a request's first blocks."""
+        return KVSource(
+            num_blocks=num_blocks,
+            timeout_s=timeout_s,
+            wait_s=wait_s,
+            host=self.host,
+            port=self.port,
+            key=self.key,
+            certificate=self.certificate,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVSource:
+    """Source of the blocks of a request's prefix, now or soon: its engine may fetch them before it computes.
+
+    Without a host they come to the store of the engine's own machine, by another of its engines.
+    """
+
+    num_blocks: int  # of the request's first ones
+    timeout_s: float  # for the fetch; the engine has a bound of its own
+    wait_s: float = 0.0  # for blocks that are not there yet
+    host: str = ""
+    port: int = 0
+    key: bytes = field(default=b"", repr=False)
+    certificate: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationRequest:
     """One prompt to be continued, or one item of which a predictor computes its numbers.
 
@@ -62,6 +101,7 @@ class GenerationRequest:
     attempt: int = 0  # number of the dispatch to an engine
     trace: bool = False  # whether its events are recorded
     prediction: PredictionInput | None = None  # for a predictor; then nothing is generated
+    kv_source: KVSource | None = None  # set by the router
 
     @property
     def num_input_tokens(self) -> int:

@@ -14,6 +14,7 @@ from rayinfer.errors import ConfigError
 from rayinfer.prediction_cache.cache_settings import DEFAULT_CACHE_BYTES, PredictionCacheSettings, checked_url
 from rayinfer.routing.autoscaling_settings import AutoscalingSettings
 from rayinfer.routing.limits import RouterLimits
+from rayinfer.routing.roles.settings import RoleSettings
 from rayinfer.servers.access.web_origins import is_loopback
 from rayinfer.servers.kserve.example_models import EXAMPLE_NAMES
 from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, MAX_BODY_BYTES
@@ -47,6 +48,11 @@ class ModelArgs(EngineConfig):
     autoscaling: AutoscalingSettings | None = Field(
         None,
         description="bounds and objectives by which the number of engines follows the load, instead of a fixed one",
+    )
+    roles: RoleSettings | None = Field(
+        None,
+        description="prefill engines, which compute long prompts, and decode engines, which continue their streams, as"
+        " prefill=1,decode=2; needs kv_store_gib",
     )
     num_cpus: float | None = Field(
         None, ge=0, description="CPUs that Ray sets aside for each process of an engine; default: 0.5 for all of them"
@@ -139,6 +145,14 @@ class ModelArgs(EngineConfig):
         return self
 
     @model_validator(mode="after")
+    def _roles_have_a_store(self) -> Self:
+        if self.roles is not None and self.kv_store_gib is None:
+            raise ValueError("roles need kv_store_gib: prefill engines hand blocks over through that store")
+        if self.roles is not None and self.most_replicas < 2:
+            raise ValueError("roles need two engines or more: give num_replicas")
+        return self
+
+    @model_validator(mode="after")
     def _ranks_share_no_gpu(self) -> Self:
         if self.num_ranks > 1 and self.num_gpus not in (0, 1):
             raise ValueError(
@@ -158,7 +172,8 @@ class ModelArgs(EngineConfig):
 
     def engine_config(self) -> EngineConfig:
         """Return the engine's settings."""
-        return EngineConfig(**{name: getattr(self, name) for name in EngineConfig.model_fields})
+        settings = {name: getattr(self, name) for name in EngineConfig.model_fields}
+        return EngineConfig(**settings | {"kv_transfer": self.kv_transfer or self.roles is not None})
 
 
 class LLMAppArgs(BaseModel):

@@ -54,6 +54,7 @@ def build_app_over(make_engines: MakeEngines, args: LLMAppArgs) -> Application:
             engines=make_engines(index, model, num_processes),
             scaling=_router_scaling(model),
             tool_format=model.tool_format,
+            roles=model.roles,
         )
         for index, model in enumerate(args.models)
     ]
@@ -121,7 +122,9 @@ def _router_settings(args: LLMAppArgs) -> dict[str, Any]:
     models = [[model.served_name, model.tokenizer_source, model.drain_timeout_s] for model in args.models]
     # A router keeps the bound of its queue where others allow more engines, rather than give way to another router.
     scaling = [scaling and asdict(replace(scaling, max_replicas=1)) for scaling in map(_router_scaling, args.models)]
-    return settings | {"models": models} | ({"scaling": scaling} if any(scaling) else {})
+    roles = [model.roles and model.roles.model_dump() for model in args.models]
+    optional: dict[str, list[Any]] = {"scaling": scaling, "roles": roles}
+    return settings | {"models": models} | {name: each for name, each in optional.items() if any(each)}
 
 
 def _router_scaling(model: ModelArgs) -> RouterScaling | None:

@@ -19,7 +19,7 @@ from rayinfer.engine.drafting.prompt_lookup import PromptLookup
 from rayinfer.engine.drafting.recent_answers import RecentAnswers
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.engine.loop.schedule_recorder import ScheduleRecorder
-from rayinfer.engine.machine_store import check_store_settings, open_transfers
+from rayinfer.engine.machine_store import check_store_settings, open_stored_blocks, open_transfers
 from rayinfer.engine.plan.executor import Executor
 from rayinfer.engine.plan.step_plan import Int32Array
 from rayinfer.engine.ranks.rank_coordinates import any_device
@@ -34,6 +34,7 @@ from rayinfer.engine.worker.draft_models.draft_checks import check_draft_model
 from rayinfer.engine.worker.worker import Worker, build_worker
 from rayinfer.errors import ConfigError
 from rayinfer.kv_cache.block_manager import BlockManager
+from rayinfer.kv_transfer.stored_blocks import StoredBlocks
 from rayinfer.models.encoder_decoder_config import Seq2SeqSettings
 from rayinfer.models.generation_config import default_sampling_params
 from rayinfer.models.loader import torch_dtype
@@ -146,7 +147,7 @@ def _assemble(
     )
     _logger.info("engine for %s: %s", description.name, description.capacity)
     parts: dict[str, Any] = {"description": description, "scheduler": scheduler, "executor": executor}
-    parts["grammars"] = worker.grammars
+    parts |= {"grammars": worker.grammars, "stored_blocks": _stored_blocks(model, worker)}
     if recorder is None and given.record_schedule is not None:
         recorder = FileRecorder(Path(given.record_schedule), _recorded(given, config, worker.num_blocks))
     if recorder is not None:
@@ -166,10 +167,22 @@ def _stored_prefixes(model: ModelConfig, worker: Worker, block_manager: BlockMan
         worker.folder,
         worker.block_shape,
         worker.block_views,
-        longest_sequence=worker.longest_sequence,
-        kernels=_kernels(any_device(), torch_dtype(worker.config.dtype, model)),
+        **_of_blocks(model, worker),
     )
     return StoredPrefixes(block_manager, open_store)
+
+
+def _stored_blocks(model: ModelConfig, worker: Worker) -> StoredBlocks | None:
+    """Open that store for transfers between machines, if the settings have them."""
+    if not worker.config.kv_transfer:
+        return None
+    return open_stored_blocks(worker.config, worker.folder, worker.block_shape, **_of_blocks(model, worker))
+
+
+def _of_blocks(model: ModelConfig, worker: Worker) -> dict[str, Any]:
+    """Return what blocks depend on beside the settings, for their identity."""
+    kernels = _kernels(any_device(), torch_dtype(worker.config.dtype, model))
+    return {"longest_sequence": worker.longest_sequence, "kernels": kernels}
 
 
 def _offload(worker: Worker) -> KVOffload | None:

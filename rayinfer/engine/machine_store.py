@@ -21,6 +21,7 @@ from rayinfer.kv_store.pool_pages import BlockViews
 from rayinfer.kv_store.store import KVBlockStore
 from rayinfer.kv_store.store_files import open_slot_file
 from rayinfer.kv_store.transfers import BlockTransfers
+from rayinfer.kv_transfer.stored_blocks import StoredBlocks
 from rayinfer.models.model_config import ModelConfig
 from rayinfer.optimization.checkpoint_digest import checkpoint_digest
 from rayinfer.optimization.packed_weights import CALIBRATED, DIGESTS
@@ -75,6 +76,25 @@ def open_transfers(
         raise
     store = KVBlockStore(memory, disk, persists=config.kv_store_persists)
     return BlockTransfers(store, views, config.block_size)
+
+
+def open_stored_blocks(
+    config: ResolvedConfig, folder: Path, shape: BlockShape, *, longest_sequence: int, kernels: str
+) -> StoredBlocks:
+    """Open the same files once more, for threads that move blocks between machines; raises ConfigError."""
+    assert config.kv_store_gib is not None
+    identity = _identity(config, folder, shape, longest_sequence, kernels)
+    open_file = partial(open_slot_file, identity=identity, label=config.model, block_bytes=shape.num_bytes)
+    memory = open_file(shared_memory_folder(), max_bytes=int(config.kv_store_gib * _GIB))
+    if config.kv_store_disk_gib is None:
+        return StoredBlocks(identity, memory)
+    disk_folder = Path(config.kv_store_folder) if config.kv_store_folder else kv_store_folder()
+    try:
+        disk = open_file(disk_folder, max_bytes=int(config.kv_store_disk_gib * _GIB))
+    except ConfigError:
+        memory.close()
+        raise
+    return StoredBlocks(identity, memory, disk)
 
 
 def _check_fits(name: str, num_bytes: int, folder: Path, remedy: str) -> None:

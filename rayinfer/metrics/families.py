@@ -71,6 +71,7 @@ COUNTERS: tuple[ModelValue, ...] = (
     (metric_list.PROMPT_TOKENS_CACHED, lambda it: it.cached_prompt_tokens),
     (metric_list.GENERATION_TOKENS, lambda it: it.generation_tokens),
     (metric_list.MIGRATIONS, lambda it: it.migrations),
+    (metric_list.HANDOVERS, lambda it: it.handovers),
     (metric_list.ENGINES_LOST, lambda it: it.engines_lost),
     (metric_list.TGI_REQUESTS, lambda it: sum(it.finished.values())),
     (metric_list.TGI_SUCCESSES, lambda it: it.finished["stop"] + it.finished["length"]),
@@ -128,6 +129,7 @@ class Families(Collector):
         yield self._engine_counts()
         yield from self._waiting()
         yield from self._tgi_queue()
+        yield from self._role_advice()
         yield from self._counters()
         yield from self._histograms()
         yield from self._service_families()
@@ -156,6 +158,7 @@ class Families(Collector):
                 idle.add_metric([*labels, str(stage)], share)
         yield idle
         yield from self._kv_store_families()
+        yield from self._kv_transfer_families()
 
     def _kv_store_families(self) -> Iterator[Metric]:
         """Yield what engines with a machine's block store report; none without one."""
@@ -172,6 +175,22 @@ class Families(Collector):
             for event in ("stored", "evicted", "dropped", "damaged"):
                 blocks.add_metric([*labels, event], getattr(store, f"{event}_blocks_total"))
         yield from (family for family in (hits, blocks, sizes) if family.samples)
+
+    def _kv_transfer_families(self) -> Iterator[Metric]:
+        """Yield what engines with transfers of KV blocks report; none without them."""
+        blocks = metric_list.KV_TRANSFER_BLOCKS.counter(has_routers=self._has_routers)
+        fetches = metric_list.KV_FETCHES.counter(has_routers=self._has_routers)
+        seconds = metric_list.KV_FETCH_SECONDS.counter(has_routers=self._has_routers)
+        for labels, stats in self._engines.items():
+            if (transfer := stats.kv_transfer) is None:
+                continue
+            for event in ("fetched", "sent", "damaged"):
+                blocks.add_metric([*labels, event], getattr(transfer, f"{event}_blocks_total"))
+            complete = transfer.fetches_total - transfer.failed_fetches_total
+            fetches.add_metric([*labels, "complete"], complete)
+            fetches.add_metric([*labels, "failed"], transfer.failed_fetches_total)
+            seconds.add_metric(labels, transfer.fetch_seconds_total)
+        yield from (family for family in (blocks, fetches, seconds) if family.samples)
 
     def _step_tokens(self) -> Metric:
         family = metric_list.STEP_TOKENS.histogram(has_routers=self._has_routers)
@@ -219,6 +238,14 @@ class Families(Collector):
             waiting.add_metric([model, ROUTER, *router], counts.num_queued)
             by_reason.add_metric([model, ROUTER, "capacity", *router], counts.num_queued)
         yield from (waiting, by_reason)
+
+    def _role_advice(self) -> Iterator[Metric]:
+        family = metric_list.ADVISED_PREFILL_ENGINES.gauge(has_routers=self._has_routers)
+        for model, counts, router in self._models():
+            if counts.advised_prefill_engines is not None:
+                family.add_metric([model, *router], counts.advised_prefill_engines)
+        if family.samples:
+            yield family
 
     def _tgi_queue(self) -> Iterator[Metric]:
         family = metric_list.TGI_QUEUE_SIZE.gauge(has_routers=self._has_routers)

@@ -48,6 +48,17 @@ KV_STORE_BYTES = of_engine(
     "tier",
 )
 
+KV_TRANSFER_BLOCKS = of_engine(
+    "counter",
+    "rayinfer_kv_transfer_blocks",
+    "KV blocks that an engine's process fetched from other machines, sent to them, or got damaged.",
+    "event",
+)
+KV_FETCHES = of_engine(
+    "counter", "rayinfer_kv_fetches", "Requests that waited for KV blocks of another engine, by outcome.", "outcome"
+)
+KV_FETCH_SECONDS = of_engine("counter", "rayinfer_kv_fetch_seconds", "Seconds for which those requests waited.")
+
 # Of models, by router. Those of requests that wait have the engine that they wait in, or "router".
 NUM_WAITING = of_model("gauge", "vllm:num_requests_waiting", "Requests that wait.", "engine")
 NUM_WAITING_BY_REASON = of_model(
@@ -59,6 +70,14 @@ TGI_QUEUE_SIZE = of_model("gauge", "tgi_queue_size", "Requests that wait for an 
 PROMPT_TOKENS = of_model("counter", "vllm:prompt_tokens", "Prompt tokens of streams that began to answer.")
 PROMPT_TOKENS_CACHED = of_model("counter", "vllm:prompt_tokens_cached", "Those that the prefix cache had.")
 GENERATION_TOKENS = of_model("counter", "vllm:generation_tokens", "Tokens sent as answers.")
+ADVISED_PREFILL_ENGINES = of_model(
+    "gauge",
+    "rayinfer_advised_prefill_engines",
+    "Engines to which long prompts should go by roles, as measured tails and loads of the last minutes say; 0: none.",
+)
+HANDOVERS = of_model(
+    "counter", "rayinfer_handovers", "Streams that a prefill engine began and a decode engine continued."
+)
 MIGRATIONS = of_model("counter", "rayinfer_migrations", "Streams that went on with another engine.")
 TGI_REQUESTS = of_model("counter", "tgi_request_count", "Requests that ended.")
 TGI_SUCCESSES = of_model("counter", "tgi_request_success", "Requests that ended well.")

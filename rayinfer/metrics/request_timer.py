@@ -29,6 +29,8 @@ class ModelCounts:
     num_queued: int = 0
     queued_by: dict[tuple[str, int], int] = field(default_factory=dict)  # the same by tenant and priority
     migrations: int = 0
+    handovers: int = 0
+    advised_prefill_engines: int | None = None  # None while nothing is known
     engines_lost: int = 0
     rejected: dict[str, int] = field(default_factory=dict)  # by reason
     finished: dict[str, int] = field(default_factory=lambda: dict.fromkeys(get_args(FinishReason), 0))

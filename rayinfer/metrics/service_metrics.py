@@ -55,6 +55,14 @@ class ServiceMetrics:
         """Count a stream that migrates, as its engine was lost or drained."""
         self._counts(model).migrations += 1
 
+    def stream_handed_over(self, model: str) -> None:
+        """Count a stream that a decode engine continues after a prefill engine computed its prompt."""
+        self._counts(model).handovers += 1
+
+    def set_role_advice(self, model: str, num_prefill: int) -> None:
+        """Set how many of a model's engines should be prefill engines."""
+        self._counts(model).advised_prefill_engines = num_prefill
+
     def engine_lost(self, model: str) -> None:
         """Count an engine that ended without being drained."""
         self._counts(model).engines_lost += 1

@@ -23,6 +23,7 @@ from rayinfer.routing.first_tokens import FirstTokens
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.routing.preparation import hash_prompt_blocks, prepare
 from rayinfer.routing.retry_budget import Quarantine, QuarantinePermit, RetryBudget
+from rayinfer.routing.roles.settings import RoleSettings
 from rayinfer.routing.stream_state import StreamState
 from rayinfer.routing.stream_timers import StreamTimers
 from rayinfer.tokenization.tokenizer import Tokenizer
@@ -59,6 +60,7 @@ class Dispatcher:
         max_engines: int = 1,
         clock: Callable[[], float] = time.monotonic,
         liveness: LivenessLimits = DEFAULT_LIMITS,
+        roles: RoleSettings | None = None,
     ) -> None:
         self._traces = TraceStore() if traces is None else traces
         self._model_name = model_name
@@ -74,6 +76,7 @@ class Dispatcher:
             on_trace=self._record_engine_events,
             may_be_empty=first_tokens is not None,
             liveness=liveness,
+            roles=roles,
             clock=clock,
         )
         self._admission = AdmissionControl(
@@ -188,7 +191,9 @@ class Dispatcher:
                 timers.record_dispatch()
                 try:
                     while not stream.is_finished:
-                        if (output := await self._next_output(run, attempt)) is not None:
+                        output = await self._next_output(run, attempt)
+                        attempt = self._hand_over(run, attempt)
+                        if output is not None:
                             timers.record(output)
                             yield output
                 except EngineDead as error:
@@ -227,6 +232,32 @@ class Dispatcher:
         if run.budget.may_crash_engines and run.budget.made_progress(stream.num_output_tokens):
             run.permit.release()
         return output
+
+    def _hand_over(self, run: "_RequestState", attempt: DispatchAttempt) -> DispatchAttempt:
+        """Let a decode engine continue a stream that a prefill engine began; returns the stream's attempt."""
+        stream = run.stream
+        if not attempt.may_hand_over or stream.is_finished or not stream.has_begun:
+            return attempt
+        attempt.may_hand_over = False  # where no engine has credits now, the stream stays
+        request = stream.engine_requests()[0]
+        block_hashes = hash_prompt_blocks(request, self.engines.block_size, self.engines.weights_version)
+        decision = self.engines.select_handover(attempt.decision.link, cost_of(request), block_hashes)
+        if decision is None:
+            return attempt
+        attempt.abort()
+        run.budget.handed_over(stream.num_output_tokens)
+        requests = stream.engine_requests(attempt=run.budget.begin())
+        other = DispatchAttempt(decision, requests, DeltaQueue(self._admission.limits.stream_interval))
+        self._metrics.stream_handed_over(self._model_name)
+        if stream.request.trace:
+            self._traces.migrated(
+                stream.request_id,
+                engine=attempt.decision.link.name,
+                reason="prompt computed",
+                output_tokens=stream.num_output_tokens,
+            )
+            other.record(self._traces, stream.request_id, 0.0)
+        return other
 
     async def _dispatch(self, run: "_RequestState") -> DispatchAttempt | None:
         """Dispatch the rest of the stream to an engine; None when its time is up before an engine has it.
@@ -271,7 +302,9 @@ class Dispatcher:
         deltas = DeltaQueue(self._admission.limits.stream_interval)
         if run.budget.num_begun > 1:
             wait_s = self._engine_wait_left_s(run)
-            decision = await self.engines.wait_for_engine(cost_of(requests[0]), block_hashes(), wait_s)
+            decision = await self.engines.wait_for_engine(
+                cost_of(requests[0]), block_hashes(), wait_s, continues=stream.num_output_tokens > 0
+            )
             attempt = DispatchAttempt(decision, requests, deltas)
         else:
             queued = QueuedRequest(

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.delta_queue import DeltaQueue
@@ -17,6 +18,9 @@ class DispatchAttempt:
 
     def __init__(self, decision: RoutingDecision, requests: Sequence[GenerationRequest], deltas: DeltaQueue) -> None:
         self.decision = decision
+        self.may_hand_over = decision.is_prefill
+        if decision.source is not None:
+            requests = [replace(request, kv_source=decision.source) for request in requests]
         self.deltas = deltas  # one queue for each attempt: an earlier engine's deltas are dropped
         self._requests = requests
         self._request_ids = [request.request_id for request in requests]
@@ -35,6 +39,7 @@ class DispatchAttempt:
             attempt=self._requests[0].attempt,
             cached_tokens=self.decision.num_cached_tokens,
             waited_s=round(waited_s, 6),
+            **({} if self.decision.source is None else {"fetched_blocks": self.decision.source.num_blocks}),
             weights_version=self._link.description.weights_version,
         )
 

@@ -123,6 +123,23 @@ def _delay(candidate: Candidate) -> tuple[float, int, int]:
     return (cost, candidate.num_cached_blocks, load.last_chosen)
 
 
+def less_cached(cost: RequestCost, num_cached_tokens: int) -> RequestCost:
+    """Return the cost of a request of whose prompt so many tokens are cached."""
+    if not num_cached_tokens:
+        return cost
+    return cost._replace(
+        num_tokens=cost.num_tokens - num_cached_tokens, num_prefill_tokens=cost.num_prefill_tokens - num_cached_tokens
+    )
+
+
+def reason_of(chosen: Candidate, candidates: Sequence[Candidate]) -> str:
+    """Return why an engine was chosen: only, prefix or load."""
+    if len(candidates) == 1:
+        return "only"
+    cached = [candidate.num_cached_tokens for candidate in candidates]
+    return "prefix" if min(cached) < max(cached) == chosen.num_cached_tokens else "load"
+
+
 def cost_of(request: GenerationRequest) -> RequestCost:
     """Estimate the cost of a client's request, with all its choices."""
     num_prompt, choices = request.num_input_tokens, request.sampling_params.n

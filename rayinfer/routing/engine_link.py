@@ -11,9 +11,10 @@ from rayinfer.credits import credits_of_each
 from rayinfer.errors import EngineDead, EngineLeaving
 from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits, TickWatch
 from rayinfer.outputs import EngineStats, StepMessage, TraceEvent
-from rayinfer.protocols import ControlAction, EngineClient, GenerationRequest, ModelDescription
+from rayinfer.protocols import ControlAction, EngineClient, GenerationRequest, KVAddress, ModelDescription
 from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.engine_choice import EngineLoad, RequestCost, cost_of_choice
+from rayinfer.routing.roles.advice import EngineTimes, PromptTimes, RoleAdvisor
 
 Result = TypeVar("Result")
 
@@ -25,6 +26,7 @@ class _Route:
     queue: DeltaQueue
     cost: RequestCost
     submission: asyncio.Task[None]
+    times: PromptTimes
     has_tokens: bool = False
 
 
@@ -48,10 +50,13 @@ class EngineLink:
         on_lost: Callable[[str, str], None],
         on_trace: Callable[[str, list[TraceEvent]], None],
         is_replaceable: Callable[[], bool] = lambda: True,
+        kv_address: KVAddress | None = None,
+        advisor: RoleAdvisor | None = None,
         limits: LivenessLimits = DEFAULT_LIMITS,
     ) -> None:
         self.name = name
         self.description = description
+        self.kv_address = kv_address  # of the engine's process, where it serves KV blocks to other engines
         self.load = EngineLoad()
         # Until its first report, it is assumed to have no other router; without credits it would get the whole queue.
         self.stats = EngineStats(
@@ -68,6 +73,7 @@ class EngineLink:
         # Ray cancels a client's request together with every call made in its context: an abort must not be one of them.
         self._context = contextvars.copy_context()
         self._is_replaceable = is_replaceable
+        self._times = EngineTimes(RoleAdvisor() if advisor is None else advisor)
         self._limits = limits
         self._watch = TickWatch(limits.link_tick_s)
         self._is_over = False
@@ -87,7 +93,8 @@ class EngineLink:
         submission = self._start(self._client.submit(requests, self._router_id))
         for number, request in enumerate(requests):
             cost = cost_of_choice(request, num_cached_tokens=None if number else num_cached_tokens)
-            self._routes[request.request_id] = _Route(queue, cost, submission)
+            times = self._times.begin(cost.num_prefill_tokens)
+            self._routes[request.request_id] = _Route(queue, cost, submission, times)
             self.load.add(cost)
 
     async def wait_accepted(self, request_ids: Sequence[str]) -> None:
@@ -178,6 +185,7 @@ class EngineLink:
         if message.stalled_s > message.stall_limit_s:
             self._on_lost(self.name, f"it has been in one step for {message.stalled_s:.1f} s")
             return
+        num_continued, was_disturbed = 0, self._times.has_long_prompt
         for delta in message.deltas:
             if delta.trace is not None:
                 self._on_trace(delta.request_id, delta.trace)
@@ -185,17 +193,24 @@ class EngineLink:
             if route is None:
                 continue  # it was aborted while this message was on its way
             route.queue.put(delta)
+            if route.has_tokens:
+                num_continued += 1
+            elif delta.token_ids:
+                self._times.note_first_token(route.times)
             if delta.finish_reason is not None:
                 self._remove(delta.request_id)
             elif not route.has_tokens:
                 route.has_tokens = True
                 self.load.prefilled(route.cost)
+        if message.deltas:
+            self._times.note_tokens(num_continued, was_disturbed=was_disturbed)
         self.stats = message.stats
         self._on_message(self.name, message)
 
     def _remove(self, request_id: str) -> _Route | None:
         route = self._routes.pop(request_id, None)
         if route is not None:
+            self._times.end(route.times)
             self.load.remove(route.cost, is_prefilled=route.has_tokens)
         return route
 

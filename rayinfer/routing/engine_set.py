@@ -13,12 +13,24 @@ from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import EngineState, StepMessage, TraceEvent
 from rayinfer.predictions import PredictorDescription
-from rayinfer.protocols import EngineClient, ModelDescription
-from rayinfer.routing.engine_choice import WORTH_OF_STORED, Candidate, RequestCost, choose
+from rayinfer.protocols import EngineClient, KVAddress, KVSource, ModelDescription
+from rayinfer.routing.engine_choice import (
+    WORTH_OF_STORED,
+    Candidate,
+    RequestCost,
+    choose,
+    less_cached,
+    reason_of,
+)
 from rayinfer.routing.engine_link import EngineLink
 from rayinfer.routing.prefix_index import PrefixIndex
+from rayinfer.routing.roles.advice import RoleAdvisor
+from rayinfer.routing.roles.kv_sources import find_source, handover_source
+from rayinfer.routing.roles.settings import RoleSettings, of_fitting_role, prefill_engines
 
 logger = logging.getLogger(__name__)
+
+ADVICE_INTERVAL_S = 15.0
 
 
 class RoutingDecision(NamedTuple):
@@ -27,6 +39,8 @@ class RoutingDecision(NamedTuple):
     link: EngineLink
     num_cached_tokens: int  # of its prompt that the engine should have
     reason: str  # only, prefix or load
+    source: KVSource | None = None  # from which it may fetch more of it
+    is_prefill: bool = False  # whether the stream leaves the engine with its first token
 
 
 class EngineSet:
@@ -47,6 +61,7 @@ class EngineSet:
         on_trace: Callable[[str, list[TraceEvent]], None],
         may_be_empty: bool = False,
         liveness: LivenessLimits = DEFAULT_LIMITS,
+        roles: RoleSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.links: dict[str, EngineLink] = {}
@@ -62,6 +77,11 @@ class EngineSet:
         self._liveness = liveness
         self._num_waiting = 0
         self._available: list[EngineLink] = []
+        self._roles = roles
+        self._advisor = RoleAdvisor(clock)
+        self._advise_at = clock() + ADVICE_INTERVAL_S
+        self._clock = clock
+        self._prefill_names: frozenset[str] = frozenset()
         self.without_engines_since: float | None = -math.inf  # seconds of the loop; None with an engine
         self._description: ModelDescription | None = None
         self._num_cache_tokens = 0
@@ -77,7 +97,13 @@ class EngineSet:
         """The connected engines, draining ones included."""
         return list(self.links)
 
-    def add(self, name: str, client: EngineClient, description: ModelDescription) -> None:
+    def add(
+        self,
+        name: str,
+        client: EngineClient,
+        description: ModelDescription,
+        kv_address: KVAddress | None = None,
+    ) -> None:
         """Connect to an engine and route requests to it from now on; streams of draining engines migrate to it."""
         self._num_added += 1
         link = EngineLink(
@@ -90,6 +116,8 @@ class EngineSet:
             on_lost=self.remove,
             on_trace=self._on_trace,
             is_replaceable=lambda: any(other.name != name for other in self.available()),
+            kv_address=kv_address,
+            advisor=self._advisor,
             limits=self._liveness,
         )
         self.links[name] = link
@@ -192,32 +220,64 @@ class EngineSet:
         *,
         among: str | None = None,
         ignore_credits: bool = False,
+        continues: bool = False,
     ) -> RoutingDecision | None:
         """Select the engine that will be the first to have computed this prompt, among those with enough credits.
 
         None when none has; with `ignore_credits`, only when there is no engine. Engines that are paused or asleep count
-        where there are no others. `among` restricts the choice to one engine.
+        where there are no others. `among` restricts the choice to one engine. With roles, engines of the fitting
+        one come first: a stream that `continues` has tokens already, and is for decode engines.
         """
         candidates = []
         for link in self._eligible(among):
             if not ignore_credits and link.load.is_full(cost.priority, link.stats.credits):
                 continue  # under overload that is nearly every engine: its prefixes need no look-up
             num_cached = self._num_cached_tokens(link, block_hashes) if block_hashes else 0
-            if ignore_credits or link.load.has_credits(_less_cached(cost, num_cached), link.stats.credits):
+            if ignore_credits or link.load.has_credits(less_cached(cost, num_cached), link.stats.credits):
                 num_blocks = self.prefixes.num_blocks(link.name)
                 candidates.append(Candidate(link.name, link.load, num_cached, num_blocks))
         if not candidates:
             return None
-        chosen = choose(candidates)
-        self._num_chosen += 1
-        chosen.load.last_chosen = self._num_chosen
-        self.prefixes.expect(chosen.name, block_hashes)
-        return RoutingDecision(self.links[chosen.name], chosen.num_cached_tokens, _reason(chosen, candidates))
+        fitting = of_fitting_role(candidates, cost, self._prefill_names, self._roles, continues=continues)
+        chosen = choose(fitting)
+        source = self._find_source(self.links[chosen.name], block_hashes)
+        link = self._note_choice(chosen, block_hashes)
+        return RoutingDecision(
+            link,
+            chosen.num_cached_tokens,
+            reason_of(chosen, fitting),
+            source,
+            chosen.name in self._prefill_names,
+        )
 
-    async def wait_for_engine(self, cost: RequestCost, block_hashes: Sequence[bytes], wait_s: float) -> RoutingDecision:
+    def select_handover(
+        self, prefill: EngineLink, cost: RequestCost, block_hashes: Sequence[bytes]
+    ) -> RoutingDecision | None:
+        """Select the decode engine that continues a stream whose prompt a prefill engine has computed.
+
+        None where none has credits: the stream stays.
+        """
+        candidates = []
+        for link in self._eligible(None):
+            source = handover_source(prefill, link, len(block_hashes))
+            if source is None or link is prefill or link.name in self._prefill_names:
+                continue
+            num_cached = len(block_hashes) * link.description.block_size
+            if link.load.has_credits(less_cached(cost, num_cached), link.stats.credits):
+                candidates.append(Candidate(link.name, link.load, num_cached, self.prefixes.num_blocks(link.name)))
+        if not candidates:
+            return None
+        chosen = choose(candidates)
+        link = self._note_choice(chosen, block_hashes)
+        source = handover_source(prefill, link, len(block_hashes))
+        return RoutingDecision(link, chosen.num_cached_tokens, "role", source)
+
+    async def wait_for_engine(
+        self, cost: RequestCost, block_hashes: Sequence[bytes], wait_s: float, *, continues: bool = False
+    ) -> RoutingDecision:
         """Select the best engine, whatever its credits; raises NotReady when there is none for so long."""
         latest = time.monotonic() + wait_s
-        while (decision := self.select_engine(cost, block_hashes, ignore_credits=True)) is None:
+        while (decision := self.select_engine(cost, block_hashes, ignore_credits=True, continues=continues)) is None:
             await self._wait_for_change(latest - time.monotonic())
         return decision
 
@@ -233,6 +293,24 @@ class EngineSet:
         if running or any(link.stats.state == EngineState.RUNNING for link in self._available):
             return running
         return engines
+
+    def _note_choice(self, chosen: Candidate, block_hashes: Sequence[bytes]) -> EngineLink:
+        self._num_chosen += 1
+        chosen.load.last_chosen = self._num_chosen
+        self.prefixes.expect(chosen.name, block_hashes)
+        return self.links[chosen.name]
+
+    def _find_source(self, link: EngineLink, block_hashes: Sequence[bytes]) -> KVSource | None:
+        if link.kv_address is None or not block_hashes:
+            return None
+        num_held = self._num_held(link, block_hashes)
+        return find_source(link, num_held, self.links.values(), lambda other: self._num_held(other, block_hashes))
+
+    def _num_held(self, link: EngineLink, block_hashes: Sequence[bytes]) -> int:
+        """Return how many tokens the engine or its machine's store have."""
+        prefixes = self.prefixes
+        held = max(prefixes.num_cached(link.name, block_hashes), prefixes.num_in_store(link.name, block_hashes))
+        return held * link.description.block_size
 
     def _num_cached_tokens(self, link: EngineLink, block_hashes: Sequence[bytes]) -> int:
         """Return how many tokens the engine need not compute; those that it has to load count less."""
@@ -261,6 +339,8 @@ class EngineSet:
     def _update_members(self) -> None:
         """Compute what depends on the members once per change: every request needs it."""
         self._available = [link for link in self.links.values() if not link.is_draining]
+        with_blocks = [link.name for link in self._available if link.kv_address is not None]
+        self._prefill_names = prefill_engines(with_blocks, self._roles)
         if self._available:
             self.without_engines_since = None
         elif self.without_engines_since is None:
@@ -290,7 +370,16 @@ class EngineSet:
         link = self.links.get(name)
         if link is not None and link.is_draining and link.num_in_flight == 0:
             self.remove(name, "it was drained")
+        if self._clock() >= self._advise_at:
+            self._advise()
         self._notify_capacity(name)
+
+    def _advise(self) -> None:
+        """Report whether roles would help; where engines have some, or are one, there is nothing to advise."""
+        self._advise_at = self._clock() + ADVICE_INTERVAL_S
+        if self._roles is None and len(self._available) > 1:
+            advice = self._advisor.advise(len(self._available), self.describe().max_num_seqs)
+            self._metrics.set_role_advice(self._model_name, advice.num_prefill)
 
 
 def _predictor_of(tightest: ModelDescription, known: Sequence[ModelDescription]) -> PredictorDescription | None:
@@ -299,21 +388,6 @@ def _predictor_of(tightest: ModelDescription, known: Sequence[ModelDescription])
     if tightest.predictor is None or len(digests) == 1:
         return tightest.predictor
     return replace(tightest.predictor, digest="")
-
-
-def _less_cached(cost: RequestCost, num_cached_tokens: int) -> RequestCost:
-    if not num_cached_tokens:
-        return cost
-    return cost._replace(
-        num_tokens=cost.num_tokens - num_cached_tokens, num_prefill_tokens=cost.num_prefill_tokens - num_cached_tokens
-    )
-
-
-def _reason(chosen: Candidate, candidates: Sequence[Candidate]) -> str:
-    if len(candidates) == 1:
-        return "only"
-    cached = [candidate.num_cached_tokens for candidate in candidates]
-    return "prefix" if min(cached) < max(cached) == chosen.num_cached_tokens else "load"
 
 
 def _cache_config(description: ModelDescription) -> dict[str, str]:

@@ -55,6 +55,11 @@ class RetryBudget:
             self.num_losses_without_progress = 0
         self._record(num_tokens)
 
+    def handed_over(self, num_tokens: int) -> None:
+        """Record that another engine continues the stream, which has so many tokens, though none was lost."""
+        self.num_losses_without_progress = 0
+        self.num_tokens_before = num_tokens
+
     def made_progress(self, num_tokens: int) -> bool:
         """Whether the present engine has computed any of so many tokens."""
         return num_tokens > self.num_tokens_before

@@ -88,6 +88,11 @@ class StreamState:
         return self._num_open == 0
 
     @property
+    def has_begun(self) -> bool:
+        """Whether every choice has a token or has ended."""
+        return all(choice.token_ids or choice.finish_reason is not None for choice in self._choices)
+
+    @property
     def num_output_tokens(self) -> int:
         """Tokens of all choices, delivered or not."""
         return sum(len(choice.token_ids) for choice in self._choices)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from rayinfer.errors import EngineDead
 from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
-from rayinfer.protocols import EngineClient
+from rayinfer.protocols import EngineClient, KVAddress
 from rayinfer.transport.engine_certificate import EngineCertificate
 from rayinfer.transport.engine_messages import (
     FROM_ROUTER,
@@ -42,6 +42,7 @@ class TransportAddress:
     port: int
     key: bytes = field(repr=False)
     certificate: str = field(default="", repr=False)  # the engine's own, where it has one: it speaks TLS then
+    kv_address: KVAddress | None = None  # of the same process, where it serves KV blocks to engines
 
 
 class EngineServer:

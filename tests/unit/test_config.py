@@ -119,6 +119,7 @@ def test_the_environment_names_the_kernels_unless_the_settings_do(monkeypatch):
         ({"kv_store_persists": True}, "kv_store_persists needs kv_store_gib"),
         ({"kv_store_gib": 1, "enable_prefix_caching": False}, "kv_store_gib needs enable_prefix_caching"),
         ({"kv_store_gib": 1, "record_schedule": "f"}, "kv_store_gib and record_schedule exclude each other"),
+        ({"kv_transfer": True}, "kv_transfer needs kv_store_gib"),
         ({"kv_store_gib": 0}, "kv_store_gib: Input should be greater than 0"),
     ],
 )

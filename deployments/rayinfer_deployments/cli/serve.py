@@ -95,6 +95,13 @@ ShutdownGrace = Annotated[
 ]
 Host = Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 accepts other machines")]
 Replicas = Annotated[str | None, typer.Option(help="number of engines: N, or MIN:MAX to follow the load (default: 1)")]
+Roles = Annotated[
+    str | None,
+    typer.Option(
+        help="prefill engines for long prompts and decode engines for what follows, as prefill=1,decode=2; with"
+        " --kv-store-gib (default: every engine does both)",
+    ),
+]
 TrustTenantHeader = Annotated[
     bool,
     typer.Option(
@@ -125,6 +132,7 @@ def serve(
     host: Host = "127.0.0.1",
     replicas: Replicas = None,
     autoscaling: AutoscalingFile = None,
+    roles: Roles = None,
     routers: Annotated[int, typer.Option(min=1, help="number of router processes, which answer clients")] = 1,
     profile: ProfileOption = Profile.LATENCY,
     limits: LimitsFile = None,
@@ -153,7 +161,7 @@ def serve(
         host=host,
         port=port,
         grpc_port=grpc_port,
-        model_settings=engines_asked_for(replicas, autoscaling) | {"tool_format": tool_format},
+        model_settings=engines_asked_for(replicas, autoscaling, roles) | {"tool_format": tool_format},
         routers=routers,
         profile=profile,
         limits=profile.limits | ({} if limits is None else mapping_in(limits)),
@@ -172,12 +180,16 @@ def serve(
             "max_connections_per_address": max_connections_per_address,
             "max_idle_connections": max_idle_connections,
             "max_unfinished_requests": max_unfinished_requests,
-            "batches_folder": str(default_batches_folder() / str(port)),
-            **application_settings,
+            **_with_batches_folder(application_settings, port),
         },
         settings=profile.engine_settings | engine_settings,
     )
     _start_in_environment(service)
+
+
+def _with_batches_folder(settings: dict[str, Any], port: int) -> dict[str, Any]:
+    """Give a service whose settings name no folder of batches one of its port's."""
+    return {"batches_folder": str(default_batches_folder() / str(port)), **settings}
 
 
 def _start_in_environment(service: Service) -> None:

@@ -8,8 +8,9 @@ import importlib
 import ipaddress
 import ssl
 
+from rayinfer.kv_transfer.engine_transfers import ServerTls
 from rayinfer.protocols import EngineClient
-from rayinfer.transport.engine_certificate import EngineCertificate
+from rayinfer.transport.engine_certificate import EngineCertificate, client_context
 from rayinfer.transport.engine_server import EngineServer
 from rayinfer_deployments.cluster.ray_environment import TlsFiles, ray_tls_files
 
@@ -21,6 +22,20 @@ def make_engine_server(engine: EngineClient, host: str) -> EngineServer:
     tls = server_tls()
     certificate = None if tls is not None or is_loopback(host) else _make_certificate()
     return EngineServer(engine, tls=tls, certificate=certificate)
+
+
+def kv_server_tls(host: str) -> ServerTls:
+    """Make the TLS of a server of KV blocks, as `make_engine_server` makes that of the engine's."""
+    tls = server_tls()
+    if tls is not None or is_loopback(host):
+        return ServerTls(context=tls)
+    certificate = _make_certificate()
+    return ServerTls(context=certificate.server_context(), certificate=certificate.certificate)
+
+
+def kv_client_tls(certificate: str) -> ssl.SSLContext | None:
+    """Make the TLS of a connection to such a server."""
+    return client_context(certificate) if certificate else client_tls()
 
 
 def is_loopback(host: str) -> bool:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,15 +18,16 @@ import ray
 
 from rayinfer.config import EngineConfig
 from rayinfer.errors import EngineDead
+from rayinfer.kv_transfer.engine_transfers import EngineTransfers
 from rayinfer.outputs import EngineStats
 from rayinfer.predictors.warm_up import predictor_warm_up
-from rayinfer.protocols import ControlAction, GenerationRequest, ModelDescription
+from rayinfer.protocols import ControlAction, EngineClient, GenerationRequest, ModelDescription
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.startup_steps import startup_step
 from rayinfer.transport.engine_server import EngineServer, TransportAddress
 from rayinfer_deployments.cluster.imports_without_gc import no_collection
 from rayinfer_deployments.cluster.ray_environment import show_only_gpus, use_interface_of
-from rayinfer_deployments.cluster.transport_tls import make_engine_server
+from rayinfer_deployments.cluster.transport_tls import kv_client_tls, kv_server_tls, make_engine_server
 from rayinfer_deployments.discovery.engine_report import EngineReport
 from rayinfer_deployments.engine.start_reports import reports_path, written_steps
 
@@ -55,6 +57,7 @@ class EngineActor:
         self._rendezvous: RendezvousHost | None = None  # of an engine with several ranks
         self._engine: AsyncEngine | None = None
         self._server: EngineServer | None = None
+        self._transfers: EngineTransfers | None = None  # of KV blocks between machines
         self._address: TransportAddress | None = None
 
     async def open_group(self, spans_nodes: bool = False) -> "Rendezvous":
@@ -83,8 +86,15 @@ class EngineActor:
             with startup_step("warming up"):
                 await self._warm_up()
         host = ray.util.get_node_ip_address()
-        self._server = make_engine_server(self._engine, host)
-        self._address = await self._server.start(host)
+        client: EngineClient = self._engine
+        if (blocks := self._engine.stored_blocks) is not None:
+            self._transfers = EngineTransfers(
+                self._engine, self._engine.description, blocks, host, tls=kv_server_tls(host), make_tls=kv_client_tls
+            )
+            client = self._transfers.engine
+        self._server = make_engine_server(client, host)
+        address = await self._server.start(host)
+        self._address = replace(address, kv_address=None if self._transfers is None else self._transfers.address)
         return self._engine.description
 
     async def line(self) -> TransportAddress:
@@ -114,7 +124,7 @@ class EngineActor:
 
     async def drain(self) -> None:
         """Return once no request is left; the caller sets the timeout."""
-        while self._started.is_alive and self._started.num_unfinished:  # noqa: ASYNC110 - the engine has no event for it
+        while self._started.is_alive and (self._started.num_unfinished or self._num_held):  # noqa: ASYNC110 - the engine has no event for it
             await asyncio.sleep(DRAIN_INTERVAL_S)
 
     async def ping(self) -> int:
@@ -123,10 +133,16 @@ class EngineActor:
 
     async def shutdown(self) -> None:
         """End the engine's loop, aborting running requests; close connections after the final messages to routers."""
+        if self._transfers is not None:
+            await asyncio.to_thread(self._transfers.close)
         if self._engine is not None:
             await self._engine.shutdown()
         if self._server is not None:
             await self._server.close(FINAL_MESSAGE_S)
+
+    @property
+    def _num_held(self) -> int:
+        return 0 if self._transfers is None else self._transfers.engine.num_held
 
     @property
     def _started(self) -> "AsyncEngine":

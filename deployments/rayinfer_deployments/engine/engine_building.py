@@ -7,6 +7,7 @@ from rayinfer.config import EngineConfig
 from rayinfer.engine.build import build_engine
 from rayinfer.engine.distributed.rank_worker import run_rank
 from rayinfer.engine.loop.async_engine import AsyncEngine
+from rayinfer.engine.loop.engine import Engine
 from rayinfer.engine.loop.stepped_engine import SteppedEngine
 from rayinfer.engine.ranks.rendezvous import Rendezvous, RendezvousHost
 from rayinfer.engine.worker.cores import fill_machine, usable_cores
@@ -28,7 +29,9 @@ def build_async_engine(
     engine = _build(config, resolve_on_cluster(config.model), rendezvous)
     gc.collect()
     gc.freeze()  # all that is loaded by now stays: walking through it took pauses of a tenth of a second
-    return AsyncEngine(engine)
+    built = AsyncEngine(engine)
+    built.stored_blocks = engine.stored_blocks if isinstance(engine, Engine) else None
+    return built
 
 
 def _build(config: EngineConfig, folder: Path, rendezvous: RendezvousHost | None) -> SteppedEngine:

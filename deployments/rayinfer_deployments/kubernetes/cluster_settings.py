@@ -6,6 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from rayinfer_deployments.kubernetes.setting_types import (
+    PORT,
     QUANTITY,
     Cidr,
     HostName,
@@ -77,7 +78,7 @@ class HighAvailabilitySettings(Settings):
 
     redis_address: str = Field(
         default="",
-        pattern=r"^((rediss?://)?[A-Za-z0-9.-]+:[0-9]{1,5})?$",
+        pattern=rf"^((rediss?://)?[A-Za-z0-9.-]+:{PORT})?$",
         description="address of a Redis of yours, host:port; default: one is started",
     )
     redis_password_secret: ObjectName = Field(

@@ -6,7 +6,7 @@ from rayinfer_deployments.kubernetes.pod_parts import (
     HOME,
     HOME_VARIABLES,
     choice_of_machines,
-    container_security,
+    lone_container_security,
     own_environment,
     pull_secrets,
     secret_environment,
@@ -80,7 +80,7 @@ def _container(service: ServiceFile, group: WorkerGroup) -> Manifest:
             "periodSeconds": 10,
             "failureThreshold": 30,
         },
-        "securityContext": container_security(),
+        "securityContext": lone_container_security(),
         "volumeMounts": [
             {"name": "shared-mem", "mountPath": "/dev/shm"},
             {"name": "tmp", "mountPath": "/tmp"},

@@ -87,6 +87,13 @@ def container_security() -> Manifest:
     }
 
 
+def lone_container_security() -> Manifest:
+    """Return the restricted profile for a container whose pod has none of its own, as KServe makes it."""
+    of_pod = pod_security()
+    del of_pod["fsGroup"]
+    return container_security() | of_pod
+
+
 def pod_security() -> Manifest:
     """Return the pod's part of the restricted profile."""
     return {

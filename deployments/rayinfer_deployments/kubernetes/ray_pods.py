@@ -21,6 +21,7 @@ from rayinfer_deployments.kubernetes.pod_parts import (
     set_environment,
 )
 from rayinfer_deployments.kubernetes.pod_settings import LEAST_SHARED_MEMORY, WorkerGroup
+from rayinfer_deployments.kubernetes.queue_limits import SUBMITTER_MEMORY, SUBMITTER_MILLI_CPUS
 from rayinfer_deployments.kubernetes.serve_config import GRPC_PORT, HTTP_PORT
 from rayinfer_deployments.kubernetes.service_file import ServiceFile, engine_place
 from rayinfer_deployments.kubernetes.setting_types import Manifest
@@ -118,7 +119,10 @@ def submitter(service: ServiceFile) -> Manifest:
         "name": "ray-job-submitter",
         "image": service.image_name,
         "env": HOME_VARIABLES,
-        "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}},
+        "resources": {
+            "requests": {"cpu": f"{SUBMITTER_MILLI_CPUS}m", "memory": SUBMITTER_MEMORY},
+            "limits": {"cpu": "1", "memory": "1Gi"},
+        },
         "securityContext": container_security(),
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, {"name": "home", "mountPath": HOME}],
     }

@@ -3,7 +3,7 @@
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rayinfer.config import describe_validation_error
 from rayinfer.errors import ConfigError
@@ -23,7 +23,8 @@ from rayinfer_deployments.kubernetes.cluster_settings import (
     UpgradeSettings,
 )
 from rayinfer_deployments.kubernetes.pod_settings import HeadSettings, WorkerGroup
-from rayinfer_deployments.kubernetes.setting_types import ObjectName, VariableName, in_bytes
+from rayinfer_deployments.kubernetes.queue_limits import check_queue
+from rayinfer_deployments.kubernetes.setting_types import ObjectName, VariableName
 
 # What has no place in a job or in KServe's pod: parts of the file, and a model's settings that `rayinfer serve` lacks.
 NOT_OF_JOBS = ("engines_apart", "ingress", "monitoring")
@@ -39,8 +40,13 @@ NOT_OF_SERVE = (
     "tokenizer",
 )
 
-# Set in the containers by the manifests or KubeRay.
-OWN_VARIABLES = {*cluster_settings(throughput=True), "HOME", "RAYINFER_CACHE", "RAYINFER_API_KEYS", "RAY_AUTH_TOKEN"}
+# Set in the containers by the manifests or KubeRay, which refuses a cluster that sets some of them itself.
+OWN_VARIABLES = {
+    *cluster_settings(throughput=True),
+    *("HOME", "RAYINFER_CACHE", "RAYINFER_API_KEYS", "RAY_AUTH_TOKEN"),
+    *("FQ_RAY_IP", "RAY_ADDRESS", "RAY_CLUSTER_NAME", "RAY_IP", "RAY_PORT", "RAY_enable_autoscaler_v2"),
+    *("RAY_REDIS_ADDRESS", "REDIS_PASSWORD", "REDIS_USERNAME"),
+}
 
 WRITABLE = ("/home/rayinfer", "/tmp")  # in the pods, whose root is read-only
 
@@ -136,12 +142,11 @@ class ServiceFile(BaseModel):
         """Longest time that an engine or router takes to end its requests."""
         return int(max(model.drain_timeout_s for model in self.app_args().models))
 
-    @field_validator("env")
-    @classmethod
-    def _variables_are_set_once(cls, env: dict[str, str]) -> dict[str, str]:
-        if taken := sorted(set(env) & OWN_VARIABLES):
-            raise ValueError(f"{taken[0]}: the manifests set it themselves")
-        return env
+    @model_validator(mode="after")
+    def _variables_are_set_once(self) -> Self:
+        if taken := sorted(set(self.env) & OWN_VARIABLES):  # the message shows no values: there may be secrets
+            raise ValueError(f"env.{taken[0]}: the manifests or KubeRay set it themselves")
+        return self
 
     @model_validator(mode="after")
     def _app_is_accepted(self) -> Self:
@@ -150,7 +155,7 @@ class ServiceFile(BaseModel):
         try:
             self.app_args()
         except ValidationError as error:
-            raise ValueError(_placed(describe_validation_error(error))) from None
+            raise ValueError(_placed(describe_validation_error(error, LLMAppArgs))) from None
         if placed := [index for index, model in enumerate(self.app_args().models) if model.resources]:
             raise ValueError(f"app.models.{placed[0]}.resources: the pods have none; engines_apart gives them some")
         return self
@@ -217,17 +222,9 @@ class ServiceFile(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _quota_is_large_enough(self) -> Self:
-        if self.queue is None:
-            return self
-        cpus = self.head.cpus + sum(group.pods * group.cpus for group in self.workers)
-        gpus = sum(group.pods * group.gpus for group in self.workers)
-        memory = in_bytes(self.head.memory) + sum(group.pods * in_bytes(group.memory) for group in self.workers)
-        if cpus > self.queue.cpus or gpus > self.queue.gpus or memory > in_bytes(self.queue.memory):
-            raise ValueError(
-                f"queue: its quota is {self.queue.cpus} CPUs, {self.queue.memory} and {self.queue.gpus} GPUs, and head"
-                f" and workers take {cpus} CPUs, {memory / 2**30:g}Gi and {gpus} GPUs"
-            )
+    def _queue_takes_it(self) -> Self:
+        if self.queue is not None:
+            check_queue(self.queue, self.head, self.workers, is_job=self.batch is not None, scales=self.autoscale_pods)
         return self
 
     @model_validator(mode="after")
@@ -272,6 +269,10 @@ class ServiceFile(BaseModel):
             lost += ["storage"] if self.storage.kind != "cache" else []
             lost += [f"app.{name}" for name in self.app if name not in ("models", "request_timeout_s")]
             lost += [f"app.models.0.{name}" for name in NOT_OF_SERVE if name in model]
+        gpus = sum(group.pods * group.gpus for group in self.workers)
+        if self.batch is not None and 0 < gpus < self.batch.workers:
+            engines = f"batch.workers: {self.batch.workers} engines"
+            raise ValueError(f"{engines}, and the pods have {gpus} GPUs: without one for each, all run on CPUs")
         if lost:
             kind = "a job" if self.batch is not None else "KServe's pod"
             raise ValueError(f"{kind} has no place for {', '.join(lost)}")
@@ -286,7 +287,7 @@ def engine_place(index: int) -> str:
 def _placed(description: str) -> str:
     """Say in which part of the file the fields of LLMAppArgs lie."""
     parts = description.split("; ")
-    return "; ".join(part if part.startswith("limits") else f"app.{part}" for part in parts)
+    return "; ".join(part if part.startswith(("limits", "did you mean")) else f"app.{part}" for part in parts)
 
 
 def service_of(settings: dict[str, Any]) -> ServiceFile:
@@ -294,4 +295,4 @@ def service_of(settings: dict[str, Any]) -> ServiceFile:
     try:
         return ServiceFile.model_validate(settings)
     except ValidationError as error:
-        raise ConfigError(describe_validation_error(error)) from None
+        raise ConfigError(describe_validation_error(error, ServiceFile)) from None

@@ -10,11 +10,13 @@ QUANTITY = r"^[0-9]+(\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?$"
 BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 # What Kubernetes accepts.
-ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
-OptionalName = Annotated[str, Field(pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$")]
+PART = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"  # between the dots of a name
+ObjectName = Annotated[str, Field(pattern=rf"^{PART}(\.{PART})*$", max_length=253)]
+OptionalName = Annotated[str, Field(pattern=rf"^({PART}(\.{PART})*)?$", max_length=253)]
 Namespace = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
-HostName = Annotated[str, Field(pattern=r"^(\*\.)?[a-z0-9]([-a-z0-9.]{0,250}[a-z0-9])?$")]
-Cidr = Annotated[str, Field(pattern=r"^[0-9a-fA-F.:]+(/[0-9]{1,3})?$")]
+HostName = Annotated[str, Field(pattern=rf"^(\*\.)?{PART}(\.{PART})*$", max_length=253)]
+Cidr = Annotated[str, Field(pattern=r"^[0-9a-fA-F.:]+/[0-9]{1,3}$")]
+PORT = r"([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 LabelName = Annotated[
     str, Field(pattern=r"^([a-z0-9][-a-z0-9.]{0,252}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
 ]

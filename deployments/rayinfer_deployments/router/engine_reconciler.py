@@ -11,7 +11,7 @@ from ray.serve.handle import DeploymentHandle
 
 from rayinfer.errors import EngineDead
 from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
-from rayinfer.protocols import EngineClient, ModelDescription
+from rayinfer.protocols import EngineClient, KVAddress, ModelDescription
 from rayinfer.routing.engine_set import EngineSet
 from rayinfer_deployments.discovery.addressed_request_router import watch_engines
 from rayinfer_deployments.discovery.engine_address import EngineAddress, Engines
@@ -25,6 +25,10 @@ class DescribedEngineClient(EngineClient, Protocol):
 
     async def describe(self) -> ModelDescription:
         """Return the model's description; raises EngineDead when the engine is gone."""
+        ...
+
+    async def kv_address(self) -> KVAddress | None:
+        """Return where the engine's process serves KV blocks, if it does; raises EngineDead when it is gone."""
         ...
 
     async def is_stuck(self) -> bool:
@@ -128,6 +132,7 @@ class EngineReconciler:
             client = await asyncio.to_thread(self._connect, address)
             async with asyncio.timeout(self._limits.describe_timeout_s):
                 description = await client.describe()
+                kv_address = await client.kv_address()
                 if await client.is_stuck():
                     return  # its step may still end; otherwise its replica kills it
         except (EngineDead, TimeoutError):
@@ -136,6 +141,6 @@ class EngineReconciler:
             logger.exception("engine %s cannot be added yet", address.actor_name)
             return
         if address.actor_name in self._desired:
-            self._engines.add(address.actor_name, client, description)
+            self._engines.add(address.actor_name, client, description, kv_address)
             logger.info("engine %s is added", address.actor_name)
             self._observe()

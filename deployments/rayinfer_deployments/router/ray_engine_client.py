@@ -10,7 +10,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from rayinfer.errors import EngineDead
 from rayinfer.outputs import StepMessage
-from rayinfer.protocols import ControlAction, GenerationRequest, ModelDescription
+from rayinfer.protocols import ControlAction, GenerationRequest, KVAddress, ModelDescription
 from rayinfer.transport.engine_connection import EngineConnection
 from rayinfer.transport.engine_server import TransportAddress
 from rayinfer_deployments.cluster.transport_tls import client_tls
@@ -42,6 +42,10 @@ class RayEngineClient:
         with _lost_actor_is_dead_engine():
             description: ModelDescription = await self._actor.describe.remote()
         return description
+
+    async def kv_address(self) -> KVAddress | None:
+        """Return where the engine's process serves KV blocks, if it does."""
+        return (await self._find_line()).kv_address
 
     async def is_stuck(self) -> bool:
         """Return whether the engine has been in one step for too long; raises EngineDead when its loop has ended."""

@@ -21,6 +21,7 @@ from rayinfer.routing.canary.releases import CanaryReleases
 from rayinfer.routing.dispatch import ENGINE_WAIT_S, Dispatcher
 from rayinfer.routing.first_tokens import FirstTokens
 from rayinfer.routing.limits import RouterLimits
+from rayinfer.routing.roles.settings import RoleSettings
 from rayinfer.servers.served_model import ServedModel, find_model
 from rayinfer.tokenization.chat_template import ChatTemplate
 from rayinfer.tokenization.tokenizer import Tokenizer
@@ -54,6 +55,7 @@ class RouterModel:
     engines: DeploymentHandle
     scaling: RouterScaling | None = None
     tool_format: str | None = None  # None for what the chat template shows
+    roles: RoleSettings | None = None  # None where all engines have both
 
 
 class RoutedModels:
@@ -96,6 +98,7 @@ class RoutedModels:
             engine_wait_s=ENGINE_WAIT_S if scaling is None else scaling.cold_start_timeout_s,
             first_tokens=first_tokens,
             max_engines=1 if scaling is None else scaling.max_replicas,
+            roles=model.roles,
         )
         dispatcher.engines.find_missing_files = partial(find_missing_files, folder)
         self._follow_engines(model, dispatcher, first_tokens)

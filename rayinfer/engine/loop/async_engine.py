@@ -22,6 +22,7 @@ from rayinfer.engine.loop.self_check import needs_self_check, run_self_check
 from rayinfer.engine.loop.step_watchdog import StepWatchdog
 from rayinfer.engine.loop.stepped_engine import SteppedEngine
 from rayinfer.errors import EngineDead, RequestError, WrongEngineState
+from rayinfer.kv_transfer.stored_blocks import StoredBlocks
 from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
 from rayinfer.outputs import EngineStats, StepMessage, TokenDelta
 from rayinfer.predictions import PredictionOutput
@@ -42,6 +43,7 @@ class AsyncEngine:
     def __init__(self, engine: SteppedEngine, *, limits: LivenessLimits = DEFAULT_LIMITS) -> None:
         self.description: ModelDescription = engine.description
         self.failure: BaseException | None = None
+        self.stored_blocks: StoredBlocks | None = None  # which transfers between machines read and write
         self._engine = engine
         self._limits = limits
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()

@@ -20,6 +20,7 @@ from rayinfer.engine.scheduling.request_checks import checked_token_ids
 from rayinfer.engine.scheduling.scheduler import Scheduler
 from rayinfer.errors import EngineDead, InvalidParameter
 from rayinfer.grammars.compiler import CompiledGrammar, GrammarCompiler
+from rayinfer.kv_transfer.stored_blocks import StoredBlocks
 from rayinfer.outputs import EngineStats, FinishReason, TokenDelta
 from rayinfer.protocols import ControlAction, GenerationRequest, GetState, ModelDescription, Pause, Resume, Sleep, Wake
 
@@ -39,6 +40,7 @@ class Engine:
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
         recorder: ScheduleRecorder | None = None,
+        stored_blocks: StoredBlocks | None = None,
     ) -> None:
         self.description = description
         self.scheduler = scheduler
@@ -48,6 +50,7 @@ class Engine:
         self._clock = clock
         self._recorder = recorder
         self._life = LifeCycle()
+        self.stored_blocks = stored_blocks  # of the machine's store, with `kv_transfer`
         self.on_plan: Callable[[int], None] = lambda num_tokens: None  # called with the number of tokens of a step
         self.on_ready: Callable[[], None] = lambda: None  # steps wait for nothing but their own results
         self.wait_s = 0.0  # a step is never delayed
@@ -185,6 +188,8 @@ class Engine:
 
     def exit(self) -> None:
         """Free everything that the engine holds."""
+        if self.stored_blocks is not None:
+            self.stored_blocks.close()  # before the store, which frees memory that nothing uses
         self.scheduler.close()
         self._executor.shutdown()
         if self._recorder is not None:

@@ -41,7 +41,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.credits",
         "rayinfer.client",
     ),
-    ("rayinfer.access", "rayinfer.batches", "rayinfer.beam_search"),
+    ("rayinfer.access", "rayinfer.batches", "rayinfer.beam_search", "rayinfer.kv_transfer"),
     (
         "rayinfer.models",
         "rayinfer.adapters",
@@ -109,6 +109,7 @@ TORCH_FREE_ROOMS = (
     "rayinfer.access",
     "rayinfer.grammars",
     "rayinfer.kv_store",
+    "rayinfer.kv_transfer",
 )
 TORCH_FREE_MODULES = (
     "rayinfer",

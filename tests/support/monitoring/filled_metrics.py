@@ -1,14 +1,18 @@
 """Metrics of a service in which everything has happened once."""
 
 from rayinfer.metrics.service_metrics import ServiceMetrics
-from rayinfer.outputs import EngineStats, KVStoreStats
+from rayinfer.outputs import EngineStats, KVStoreStats, KVTransferStats
 
 
 def filled_metrics(router: str = "router-1") -> ServiceMetrics:
     """Make metrics with a sample of every family."""
     metrics = ServiceMetrics(router)
     stats = EngineStats(
-        kv_blocks_total=8, step_tokens=[1, 2, *[0] * 12], stage_idle_shares=[0.5], kv_store=KVStoreStats()
+        kv_blocks_total=8,
+        step_tokens=[1, 2, *[0] * 12],
+        stage_idle_shares=[0.5],
+        kv_store=KVStoreStats(),
+        kv_transfer=KVTransferStats(),
     )
     metrics.set_engine_stats("tiny", "a", stats)
     metrics.set_engine_config("tiny", "a", {"block_size": "16"})
@@ -22,6 +26,7 @@ def filled_metrics(router: str = "router-1") -> ServiceMetrics:
     metrics.request_rejected("tiny", "queue_full")
     metrics.set_key_file_valid(True)
     metrics.set_canary_share("tiny", "new", 0.5)
+    metrics.set_role_advice("tiny", 1)
     metrics.batch_counts()
     cache = metrics.prediction_cache_counts()
     cache.of("tiny")

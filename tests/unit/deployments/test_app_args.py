@@ -14,6 +14,13 @@ def test_a_model_takes_every_setting_of_an_engine():
     assert set(EngineConfig.model_fields) < set(ModelArgs.model_fields)
 
 
+def test_roles_may_be_text_and_have_engines_exchange_blocks():
+    model = ModelArgs(model="m", num_replicas=3, roles="prefill=1,decode=2", kv_store_gib=1)
+    assert (model.roles.prefill, model.roles.decode, model.roles.min_prompt_tokens) == (1, 2, 1024)
+    assert model.engine_config().kv_transfer
+    assert not ModelArgs(model="m", kv_store_gib=1).engine_config().kv_transfer
+
+
 def test_what_is_left_out_or_null_is_still_open_where_the_engine_is_built():
     names = ("max_num_seqs", "max_num_batched_tokens", "memory_fraction", "max_cudagraph_capture_size")
     for settings in ({}, dict.fromkeys(names)):
@@ -46,6 +53,15 @@ def test_what_is_left_out_or_null_is_still_open_where_the_engine_is_built():
         (
             {"models": [{"model": "m", "pipeline_parallel_size": 3, "node_labels": [{"a": "b"}] * 2}]},
             "one for each of the 3 stages or ranks that are placed, got 2",
+        ),
+        ({"models": [{"model": "m", "num_replicas": 2, "roles": "prefill=1,decode=1"}]}, "roles need kv_store_gib"),
+        (
+            {"models": [{"model": "m", "kv_store_gib": 1, "roles": "prefill=1,decode=1"}]},
+            "roles need two engines or more",
+        ),
+        (
+            {"models": [{"model": "m", "kv_store_gib": 1, "num_replicas": 2, "roles": "decode=1"}]},
+            "prefill: Field required",
         ),
         ({"models": [{"model": "m", "placement_group_strategy": "spread"}]}, r"placement_group_strategy: .*'spread'"),
         (

@@ -16,7 +16,7 @@ from rayinfer_deployments.cli.bench.engine_benchmarks import (
 )
 from rayinfer_deployments.cli.bench.predictor_benchmarks import predictors
 from rayinfer_deployments.cli.bench.service_benchmarks import batches, hostile, router, serve
-from rayinfer_deployments.cli.bench.study_benchmarks import autoscaling, quality, routing
+from rayinfer_deployments.cli.bench.study_benchmarks import autoscaling, quality, roles, routing
 from rayinfer_deployments.cli.failures import in_one_line
 
 BENCHMARKS = (
@@ -38,6 +38,7 @@ BENCHMARKS = (
     hostile,
     routing,
     autoscaling,
+    roles,
 )
 
 

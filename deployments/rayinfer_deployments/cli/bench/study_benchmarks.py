@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from rayinfer.config import DEFAULT_MODEL
+from rayinfer.errors import ConfigError
 from rayinfer_deployments.cli.bench.shared_options import (
     RESULTS,
     JsonFile,
@@ -76,6 +77,69 @@ def routing(
     with progress_log() as log:
         report = asyncio.run(run_routing_benchmark(model, folder, on_part=log, **engine_settings))
     show(report, json_file)
+
+
+@with_engine_options
+def roles(
+    model: Model = DEFAULT_MODEL,
+    num_engines: Annotated[int, typer.Option(min=2, help="engines, of one thread each where they are measured")] = 2,
+    num_prefill: Annotated[int, typer.Option(min=1, help="of them for long prompts")] = 1,
+    duration_s: Annotated[float, typer.Option(min=1, help="seconds in which requests arrive")] = 30.0,
+    chats_per_s: Annotated[float, typer.Option(min=0.001, help="short requests that arrive a second")] = 0.5,
+    long_per_s: Annotated[float, typer.Option(min=0.001, help="long prompts that arrive a second")] = 0.1,
+    chat_tokens: Annotated[str, typer.Option(help="tokens of a chat's prompt and answer")] = "64,64",
+    long_tokens: Annotated[str, typer.Option(help="tokens of a long prompt and its answer")] = "1500,32",
+    prompt_rate: Annotated[float, typer.Option(min=1, help="prompt tokens a second of a simulated engine")] = 500.0,
+    step_ms: Annotated[float, typer.Option(min=0.1, help="of its step, however little it computes")] = 25.0,
+    request_ms: Annotated[float, typer.Option(min=0, help="more of it for each request that gets a token")] = 2.0,
+    chunk_tokens: Annotated[int, typer.Option(min=1, help="prompt tokens of its step")] = 512,
+    transfer_us: Annotated[float, typer.Option(min=0, help="to hand over one token of a prompt")] = 50.0,
+    num_rounds: Annotated[int, typer.Option(min=0, help="measurements of each kind, in turns; 0: simulate only")] = 2,
+    output: Output = RESULTS,
+    engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
+) -> None:
+    """Long prompts among short chats: engines with roles against engines that do both, simulated and measured."""
+    from rayinfer.benchmark.report import write_markdown
+    from rayinfer.benchmark.studies.autoscaling.simulated_engine import EnginePace
+    from rayinfer.benchmark.studies.roles.mixed_load import MixedLoad
+    from rayinfer.benchmark.studies.roles.roles_report import run_roles_benchmark
+    from rayinfer.models.checkpoints.sources import resolve_model
+
+    if num_prefill >= num_engines:
+        raise ConfigError(f"--num-prefill {num_prefill} leaves none of {num_engines} engines to decode")
+    load = MixedLoad(
+        duration_s=duration_s,
+        chats_per_s=chats_per_s,
+        chat_tokens=_two_numbers("--chat-tokens", chat_tokens),
+        long_per_s=long_per_s,
+        long_tokens=_two_numbers("--long-tokens", long_tokens),
+    )
+    pace = EnginePace(
+        step_s=step_ms / 1e3, prompt_token_s=1 / prompt_rate, output_token_s=request_ms / 1e3, chunk_tokens=chunk_tokens
+    )
+    with progress_log(keeps_lines=True) as log:
+        report = run_roles_benchmark(
+            model,
+            resolve_model(model),
+            load,
+            pace,
+            num_engines=num_engines,
+            num_prefill=num_prefill,
+            transfer_token_s=transfer_us / 1e6,
+            settings=engine_settings,
+            num_rounds=num_rounds,
+            command=typed_command(),
+            log=log,
+        )
+    show(report, output / "roles.json")
+    write_markdown(output / "roles.md", "Roles of engines", report.tables(), f"`{report.command}`")
+
+
+def _two_numbers(option: str, text: str) -> tuple[int, int]:
+    parts = text.split(",")
+    if len(parts) != 2 or not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise ConfigError(f"{option} takes two numbers with a comma between, got {text!r}")
+    return int(parts[0]), int(parts[1])
 
 
 def autoscaling(

@@ -7,6 +7,7 @@ import typer
 
 from rayinfer.errors import ConfigError
 from rayinfer.routing.autoscaling_settings import autoscaling_settings
+from rayinfer.routing.roles.settings import RoleSettings
 from rayinfer_deployments.cli.control.limits import mapping_in
 from rayinfer_deployments.cli.control.service_choice import Address, Application, Port, chosen_service
 from rayinfer_deployments.cli.failures import in_one_line
@@ -50,8 +51,16 @@ def engine_count(text: str) -> int | None:
     return int(text)
 
 
-def engines_asked_for(replicas: str | None, autoscaling: Path | None) -> dict[str, Any]:
-    """Turn `--replicas N` or `MIN:MAX` and `--autoscaling FILE` into a model's settings; raises ConfigError."""
+def engines_asked_for(replicas: str | None, autoscaling: Path | None, roles: str | None = None) -> dict[str, Any]:
+    """Turn `--replicas N` or `MIN:MAX`, `--autoscaling FILE` and `--roles` into a model's settings.
+
+    Raises ConfigError.
+    """
+    if roles is not None:
+        checked = RoleSettings.parse(roles)
+        if replicas is None and autoscaling is None:
+            replicas = str(checked.num_engines)
+        return engines_asked_for(replicas, autoscaling) | {"roles": checked.model_dump()}
     fewest, colon, most = (replicas or "").partition(":")
     if autoscaling is None and not colon:
         return {"num_replicas": 1 if replicas is None else _number(fewest, 1)}

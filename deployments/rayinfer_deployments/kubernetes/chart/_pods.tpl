@@ -156,10 +156,14 @@ readOnlyRootFilesystem: true
 {{- end }}
 
 {{- define "rayinfer.podSecurity" -}}
+{{- include "rayinfer.userSecurity" . }}
+fsGroup: 10001
+{{- end }}
+
+{{- define "rayinfer.userSecurity" -}}
 runAsNonRoot: true
 runAsUser: 10001
 runAsGroup: 10001
-fsGroup: 10001
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
 

@@ -29,11 +29,12 @@ class SimulatedRequest:
     num_output: int = 0  # tokens it has
     first_token_s: float | None = None
     finished_s: float | None = None
+    num_loaded: int = 0  # tokens of its prompt that another engine computed and this one has loaded
 
     @property
     def num_to_compute(self) -> int:
         """Return the number of tokens to compute before the answer can continue."""
-        return self.traced.prompt_tokens + self.num_output
+        return self.traced.prompt_tokens + self.num_output - self.num_loaded
 
 
 class _Running(NamedTuple):
@@ -68,6 +69,10 @@ class SimulatedEngine:
         """Return the number of prompt tokens that are not computed."""
         return self._waiting_tokens
 
+    def decoding(self) -> list[SimulatedRequest]:
+        """Return the requests that get a further token with the end of the present step."""
+        return [running.request for running in self._running]
+
     def can_accept(self) -> bool:
         """Return whether it accepts a request now: rows, cache, and few prompts before it."""
         pace = self._pace
@@ -80,6 +85,7 @@ class SimulatedEngine:
     def add(self, request: SimulatedRequest, now_s: float) -> None:
         """Add a request; an idle engine begins a step at once."""
         self._prompts.append(request)
+        self.cache_tokens += request.num_loaded
         self._waiting_tokens += request.num_to_compute
         if self.step_ends_s is None:
             self._begin_step(now_s)

@@ -14,6 +14,11 @@ def objectives(tmp_path):
 def test_a_number_is_fixed_and_two_are_bounds():
     assert engines_asked_for(None, None) == {"num_replicas": 1}
     assert engines_asked_for("3", None) == {"num_replicas": 3}
+    roles = {"prefill": 1, "decode": 2, "min_prompt_tokens": 1024}
+    assert engines_asked_for(None, None, "prefill=1,decode=2") == {"num_replicas": 3, "roles": roles}
+    assert engines_asked_for("5", None, "prefill=1, decode=2")["num_replicas"] == 5
+    with pytest.raises(ConfigError, match="prefill=1,decode=2 is their form"):
+        engines_asked_for(None, None, "prefill")
     bounds = engines_asked_for("0:4", None)["autoscaling"]
     assert (bounds["min_replicas"], bounds["max_replicas"]) == (0, 4)
 

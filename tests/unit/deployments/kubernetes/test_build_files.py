@@ -57,7 +57,7 @@ SERVICES = {
         ("gpu", ["queue"]),
         ("monitoring", []),
         ("autoscale_pods", []),
-        ("job", ["ha", "monitoring", "gateway"]),
+        ("job", ["gpu", "ha", "monitoring", "gateway"]),
         ("kserve", ["gpu-tp2", "multi-node", "ha", "incremental-upgrade", "monitoring", "gateway", "queue"]),
         ("init", ["gpu", "gpu-tp2", "kserve"]),
     ],
@@ -103,7 +103,7 @@ def test_overlays_of_the_user_must_fit(overlays: dict[str, object], message: str
         service_files(K8S / "service.yaml", file)
 
 
-NO_NETWORK = ({"network_policy": {"egress_cidrs": ["10.0.0.300"]}}, "egress_cidrs: 10.0.0.300 is no network")
+NO_NETWORK = ({"network_policy": {"egress_cidrs": ["10.0.0.300/8"]}}, "egress_cidrs: 10.0.0.300/8 is no network")
 
 
 @pytest.mark.parametrize(("changes", "message"), [*REFUSED, NO_NETWORK])
@@ -198,3 +198,23 @@ def test_the_autoscaler_beside_the_head_has_the_rights_of_other_containers() -> 
     cluster = manifests(service_of(merged(SMALL, {"autoscale_pods": True, "workers": [group]})))[-1]["spec"]
     security = cluster["rayClusterConfig"]["autoscalerOptions"]["securityContext"]
     assert security == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"env": {"HF_TOKEN": "hf-secret", "HOME": "/tmp"}},
+        {"app": {"models": [{"model": "m"}], "api_keys": {"alice": "sk-secret"}}},
+    ],
+)
+def test_no_message_shows_a_secret(changes: dict[str, object]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        service_of(merged(SMALL, changes))
+    assert "secret" not in str(refused.value)
+
+
+def test_kserve_runs_in_a_namespace_with_the_restricted_profile() -> None:
+    (runtime, _) = manifests(service_of(merged(SMALL, {"kserve": {}})))
+    (container,) = runtime["spec"]["containers"]
+    assert container["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}

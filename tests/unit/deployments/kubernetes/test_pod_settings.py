@@ -55,7 +55,7 @@ def test_containers_with_the_image_have_the_environment_of_the_service() -> None
 
 @pytest.mark.parametrize("variable", ["HOME", "RAY_AUTH_MODE", "RAYINFER_API_KEYS", "RAY_SERVE_LOG_TO_STDERR"])
 def test_what_the_manifests_set_is_not_set_twice(variable: str) -> None:
-    with pytest.raises(ConfigError, match=f"env: {variable}: the manifests set it themselves"):
+    with pytest.raises(ConfigError, match=f"env.{variable}: the manifests or KubeRay set it themselves"):
         service_of(merged(SMALL, {"env": {variable: "x"}}))
 
 

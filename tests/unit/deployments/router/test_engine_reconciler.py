@@ -27,6 +27,9 @@ class DescribedFake(FakeEngineClient):
         await until(lambda: self.answers)
         return self.description
 
+    async def kv_address(self):
+        return None
+
     async def is_stuck(self):
         return self.has_stuck_step
 

@@ -1,0 +1,1 @@
+"""Roles of engines: long prompts on some, their streams on others, and where blocks come from."""
