@@ -46,6 +46,8 @@ def beam_search_params(
         value = getattr(body, field, None)
         if value not in neutral:
             raise InvalidParameter(f"{field} is not supported with use_beam_search.", field, "unsupported_parameter")
+    if body.is_best_of:
+        raise InvalidParameter("best_of must be n with use_beam_search.", "best_of", "unsupported_parameter")
     limits.check_beams(prompts, params.n)
     return BeamSearchParams(
         beam_width=params.n,

@@ -74,7 +74,14 @@ class OpenAIEndpoints:
         check_num_repeated(body, params.n, prompts, None, self._limits)
         beams = beam_search_params(body, params, prompts, self._limits)
         return ValidatedRequest(
-            body=body, model=model, params=params, prompts=prompts, shape=CHAT, chat=chat, beams=beams
+            body=body,
+            model=model,
+            params=params,
+            prompts=prompts,
+            shape=CHAT,
+            chat=chat,
+            beams=beams,
+            returns_logprobs=bool(body.logprobs),
         )
 
     def _completion(self, request: Request, raw: dict[str, Any]) -> ValidatedRequest:
@@ -93,7 +100,14 @@ class OpenAIEndpoints:
         check_num_repeated(body, params.n, prompts, echoed, self._limits)
         beams = beam_search_params(body, params, prompts, self._limits)
         return ValidatedRequest(
-            body=body, model=model, params=params, prompts=prompts, shape=COMPLETION, echoed_texts=echoed, beams=beams
+            body=body,
+            model=model,
+            params=params,
+            prompts=prompts,
+            shape=COMPLETION,
+            echoed_texts=echoed,
+            beams=beams,
+            returns_logprobs=body.logprobs is not None,
         )
 
     def _respond(self, request: Request, generation: ValidatedRequest) -> Response:

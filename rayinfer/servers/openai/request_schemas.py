@@ -55,6 +55,8 @@ def request_schemas(
                 schema["properties"][field] = _bounded(schema["properties"][field], bounds)
         if not trusts_request_chat_template and "chat_template" in schema["properties"]:
             schema["properties"]["chat_template"] = {**_NULL, "description": "needs trust_request_chat_template"}
+        if "best_of" in schema["properties"]:
+            schema["properties"]["best_of"] = {**_NULL, "description": f"from n to {limits.max_n}, and not in a stream"}
         if rules := list(_rules(body)):
             schema["allOf"] = rules
         for field in _LONG_LISTS & schema["properties"].keys():

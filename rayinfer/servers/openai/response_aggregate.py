@@ -55,12 +55,12 @@ class ResponseAggregate:
         choices = [
             {
                 "index": index,
-                "message": _message(self._answers[index]),
+                "message": _message(self._answers[computed]),
                 "logprobs": formatter and formatter.chat(choice.token_ids, choice.logprobs),
                 **self._choice_end(choice),
-                "finish_reason": self._answers[index].finish_reason,
+                "finish_reason": self._answers[computed].finish_reason,
             }
-            for index, choice in enumerate(self._choices)
+            for index, (computed, choice) in enumerate(self._returned())
         ]
         body = self._body("chat.completion", choices)
         body["prompt_token_ids"] = self._settings.prompts[0] if self._settings.with_token_ids else None
@@ -73,17 +73,33 @@ class ResponseAggregate:
     def completion(self) -> dict[str, Any]:
         """Return the body for /v1/completions; raises RequestFailed when a choice has not ended."""
         self._usage.check_is_complete()
-        choices = [self._completion_choice(index, choice) for index, choice in enumerate(self._choices)]
+        choices = [
+            self._completion_choice(index, computed, choice)
+            for index, (computed, choice) in enumerate(self._returned())
+        ]
         return self._body("text_completion", choices)
 
-    def _completion_choice(self, index: int, choice: CompletionAggregate) -> dict[str, Any]:
-        settings, prompt = self._settings, index // self._settings.num_choices
+    def _returned(self) -> list[tuple[int, CompletionAggregate]]:
+        """Return the choices of the response, with their numbers among all: with best_of each prompt's best first."""
+        numbered = list(enumerate(self._choices))
+        num_choices, num_returned = self._settings.num_choices, self._settings.num_returned
+        if num_returned is None:
+            return numbered
+        returned = []
+        for first in range(0, len(numbered), num_choices):
+            ranked = sorted(numbered[first : first + num_choices], key=lambda each: -mean_logprob(each[1]))
+            returned += ranked[:num_returned]
+        return returned
+
+    def _completion_choice(self, index: int, computed: int, choice: CompletionAggregate) -> dict[str, Any]:
+        settings, prompt = self._settings, computed // self._settings.num_choices
         echoed = "" if settings.echoed_texts is None else settings.echoed_texts[prompt]
-        formatter = settings.prompt_logprobs if index % settings.num_choices == 0 else None  # once for each prompt
+        is_first = index % (settings.num_returned or settings.num_choices) == 0
+        formatter = settings.prompt_logprobs if is_first else None  # once for each prompt
         return {
             "index": index,
             "text": echoed + "".join(choice.texts),
-            "logprobs": settings.logprobs and self._completion_logprobs(index, choice, settings.logprobs),
+            "logprobs": settings.logprobs and self._completion_logprobs(computed, choice, settings.logprobs),
             **self._choice_end(choice),
             "prompt_token_ids": settings.prompts[prompt] if settings.with_token_ids else None,
             "prompt_logprobs": None if formatter is None else formatter.prompt(self._scored_prompt(prompt)),
@@ -123,6 +139,12 @@ class ResponseAggregate:
             "usage": self._usage.usage(self._answers if object_ == "chat.completion" else ()),
             "system_fingerprint": FINGERPRINT,
         }
+
+
+def mean_logprob(choice: CompletionAggregate) -> float:
+    """Return a choice's log probability per token, by which OpenAI's best_of compares choices."""
+    chosen = [position[token_id].logprob for token_id, position in zip(choice.token_ids, choice.logprobs, strict=True)]
+    return sum(chosen) / max(1, len(chosen))
 
 
 def _message(answer: ChatAnswer) -> dict[str, Any]:

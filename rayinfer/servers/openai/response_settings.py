@@ -22,6 +22,7 @@ class ResponseSettings:
     model: str
     prompts: Sequence[list[int]]
     num_choices: int  # per prompt
+    num_returned: int | None = None  # the best of them; None: all
     new_answer: Callable[[], ChatAnswer] = ChatAnswer  # of a chat's choice
     echoed_texts: list[str] | None = None  # of the prompts, if the answers begin with them
     skips_special_tokens: bool = True

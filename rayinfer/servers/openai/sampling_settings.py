@@ -13,7 +13,7 @@ from rayinfer.servers.request_limits import RequestLimits, check_items
 DEFAULT_COMPLETION_TOKENS = 16
 
 _SAME_NAME = (
-    *("n", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty"),
+    *("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "seed", "min_tokens", "stop", "stop_token_ids", "allowed_token_ids", "bad_words"),
     *("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "logprob_token_ids"),
     "speculation",
@@ -115,6 +115,9 @@ def _params(
         raise InvalidParameter("prompt_logprobs is not supported in streams.", "prompt_logprobs")
     limits.check_num_logprobs("prompt_logprobs", body.prompt_logprobs, least=-1)
     limits.check_n(body.n)
+    num_choices = _num_choices(body, limits)
+    if logprobs is None and body.is_best_of:
+        logprobs = 0  # of the tokens alone: choices are compared by them
     check_items("logprob_token_ids", body.logprob_token_ids or (), limits.max_logprob_token_ids)
     if body.logprob_token_ids and logprobs is None:
         raise InvalidParameter("logprob_token_ids is only allowed with logprobs.", "logprob_token_ids")
@@ -123,6 +126,7 @@ def _params(
     settings = {
         **model.default_sampling_params,
         **given,
+        "n": num_choices,
         "max_tokens": _within(
             model.default_sampling_params.get("max_tokens"), _max_tokens(body, default_max_tokens, least=least_tokens)
         ),
@@ -137,6 +141,18 @@ def _params(
     limits.check_params(params)
     params.check_vocabulary(model.vocab_size)
     return params
+
+
+def _num_choices(body: GenerationBody, limits: RequestLimits) -> int:
+    """Return how many choices of a prompt are computed."""
+    if body.best_of is None:
+        return body.num_returned
+    if not body.num_returned <= body.best_of <= limits.max_n:
+        allowed = f"from n ({body.num_returned}) to {limits.max_n}"
+        raise InvalidParameter(f"best_of must be an integer {allowed}, got {body.best_of}", "best_of")
+    if body.stream and body.is_best_of:
+        raise InvalidParameter("best_of must be n in a stream: the best choices are known at the end.", "best_of")
+    return body.best_of
 
 
 def _max_tokens(body: GenerationBody, default: int | None, *, least: int) -> int | None:

@@ -173,6 +173,7 @@ class GenerationBody(PromptBody):
     max_tokens: Integer | None = None
     max_completion_tokens: Integer | None = None
     n: Integer | None = None
+    best_of: Integer | None = None  # choices of which the n best are returned
     temperature: float | None = None
     top_p: float | None = None
     stop: str | Texts | None = None
@@ -219,6 +220,16 @@ class GenerationBody(PromptBody):
             raise InvalidParameter("stream_options is only allowed with stream=true.", "stream_options")
         check_priority(self.priority)
         check_cache_salt(self.cache_salt)
+
+    @property
+    def num_returned(self) -> int:
+        """Choices of a prompt that the response has."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def is_best_of(self) -> bool:
+        """Whether more choices are computed than are returned."""
+        return self.best_of is not None and self.best_of > self.num_returned
 
     @property
     def form_field(self) -> str:

@@ -46,19 +46,12 @@ def refuse_unsupported_fields(body: Mapping[str, Any], *, is_chat: bool) -> None
             raise InvalidParameter(f"{field} is not supported: {hint}.", field, "unsupported_parameter")
     _refuse(body, _NEUTRAL, "this service")
     _refuse(body, _NEUTRAL_IN_CHAT if is_chat else _NEUTRAL_IN_COMPLETIONS, "this endpoint")
-    _check_best_of(body)
 
 
 def _refuse(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]], by: str) -> None:
     for field, values in neutral.items():
         if field in body and not _is_one_of(body[field], values):
             raise InvalidParameter(f"{field} is not supported by {by}.", field, "unsupported_parameter")
-
-
-def _check_best_of(body: Mapping[str, Any]) -> None:
-    n = body.get("n") if body.get("n") is not None else 1
-    if body.get("best_of") is not None and not _is_one_of(body["best_of"], (n,)):
-        raise InvalidParameter("best_of is not supported unless it equals n.", "best_of", "unsupported_parameter")
 
 
 def _is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:

@@ -27,6 +27,7 @@ class ValidatedRequest:
     echoed_texts: list[str] | None = None
     chat: PreparedChat | None = None
     beams: BeamSearchParams | None = None  # in place of sampling
+    returns_logprobs: bool = False  # with best_of they are computed in any case
 
     def prepared(self, header_priority: int | None) -> PreparedGeneration:
         """Return what the service generates from; the header's priority counts before the body's."""
@@ -53,10 +54,11 @@ class ValidatedRequest:
             model=self.model.name,
             prompts=self.prompts,
             num_choices=self.params.n,
+            num_returned=self.body.num_returned if self.body.is_best_of else None,
             echoed_texts=self.echoed_texts,
             new_answer=ChatAnswer if self.chat is None else self.chat.new_answer,
             skips_special_tokens=self.params.skip_special_tokens,
-            logprobs=self._formatter(self.params.logprobs, self.params.listed_ids),
+            logprobs=self._formatter(self.params.logprobs if self.returns_logprobs else None, self.params.listed_ids),
             prompt_logprobs=self._formatter(self.body.prompt_logprobs),
             with_token_ids=bool(self.body.return_token_ids),
             has_service_tier=self.body.service_tier is not None,
