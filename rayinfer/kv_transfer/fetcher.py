@@ -95,7 +95,7 @@ class _Fetch:
         parent = names[num_present - 1].key if num_present else None
         windows = [names[start : start + self._window] for start in range(num_present, len(names), self._window)]
         posted: list[TransferRequest] = [self._post(windows[0], 0)]
-        num_fetched, failure = 0, ""
+        num_fetched, number, failure = 0, 0, ""
         try:
             for number, window in enumerate(windows):
                 if number + 1 < len(windows):
@@ -106,9 +106,10 @@ class _Fetch:
                 if num_stored < len(window):
                     break
         finally:
-            for request in posted:  # before the buffer is another's
-                self._agent.release(request)
-                failure = failure or request.failure
+            for index, request in enumerate(posted):
+                self._agent.release(request)  # before the buffer is another's
+                if index <= number:  # a later one ends because this one was the last
+                    failure = failure or request.failure
         return Fetched(
             num_present=num_present,
             num_fetched=num_fetched,

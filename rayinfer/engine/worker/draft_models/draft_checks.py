@@ -1,5 +1,6 @@
 """Checks of engines that have a draft model, and of the model that is to draft for another."""
 
+import importlib
 from pathlib import Path
 
 import torch
@@ -8,7 +9,6 @@ from rayinfer.config import EngineConfig
 from rayinfer.errors import ConfigError
 from rayinfer.models.architectures.registry import architecture_class
 from rayinfer.models.causal_decoder import CausalDecoder
-from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.models.eagle3 import is_eagle3_folder, read_eagle3_config
 from rayinfer.models.model_config import ModelConfig, read_model_config
 from rayinfer.tokenization.tokenizer import Tokenizer
@@ -52,7 +52,11 @@ def check_draft_model(config: EngineConfig, folder: Path, model: ModelConfig, de
 def draft_folder(name: str) -> Path:
     """Return the folder of a draft model, or of a head, which has no tokenizer; raises as `resolve_model` does."""
     path = Path(name).expanduser().absolute()
-    return path if is_eagle3_folder(path) else resolve_model(name)
+    if is_eagle3_folder(path):
+        return path
+    # By name: engines without a draft model load nothing that downloads one.
+    folder: Path = importlib.import_module("rayinfer.models.checkpoints.sources").resolve_model(name)
+    return folder
 
 
 def _check_head(name: str, head: ModelConfig, model: ModelConfig) -> None:

@@ -43,11 +43,14 @@ class PacedServer:
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        answers = asyncio.all_tasks(self._loop)
+        self._loop.run_until_complete(self._end())
+        self._loop.close()
+
+    async def _end(self) -> None:
+        answers = asyncio.all_tasks() - {asyncio.current_task()}
         for answer in answers:
             answer.cancel()
-        self._loop.run_until_complete(asyncio.gather(*answers, return_exceptions=True))
-        self._loop.close()
+        await asyncio.gather(*answers, return_exceptions=True)
 
 
 def measure(server: PacedServer, *kinds: str):
