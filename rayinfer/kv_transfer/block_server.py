@@ -174,8 +174,8 @@ class BlockServer:
                 send(BLOCK_HEADER.pack(False, b""))
                 return
             BLOCK_HEADER.pack_into(frame, 0, True, block_digest(name, block))
+            self.stats.sent_blocks_total += 1  # before the peer may see the block
             send(frame)
-            self.stats.sent_blocks_total += 1
 
 
 def _end(connection: socket.socket) -> None:
