@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from rayinfer_deployments.cli.checked_folders import check_folder
+from rayinfer_deployments.cli.freed_stores import freed_stores
 from rayinfer_deployments.cli.service_watch import watch
 from rayinfer_deployments.cli.terminal import Phases
 from rayinfer_deployments.cluster.haproxy_files import LOOPBACK
@@ -90,7 +91,8 @@ def run_service(service: Service, folders: Mapping[str, Path], console: Console)
                     deprioritize_background_processes(os.getpid())
 
             cluster = ManagedCluster(check) if service.ray_address is None else _attached(service.ray_address, check)
-            with cluster, _recorded(service, cluster):
+            freed = freed_stores(service.settings) if service.ray_address is None else contextlib.nullcontext()
+            with freed, cluster, _recorded(service, cluster):
                 prepared = _reserved(preparing.result(), phases, owns_ray=cluster.owns_ray)
                 missing = _missing_settings(service, cluster)
                 for setting in missing:

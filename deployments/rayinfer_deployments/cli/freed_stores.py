@@ -1,0 +1,27 @@
+"""Shared memory of KV block stores, freed when a service ends with its Ray."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+@contextlib.contextmanager
+def freed_stores(settings: Mapping[str, Any]) -> Iterator[None]:
+    """On leaving, delete the stores in shared memory that were used meanwhile, if engines with these settings do so.
+
+    Engines that end with their Ray are killed and delete nothing. Stores that another service's engines use stay.
+    """
+    since_s = time.time()
+    try:
+        yield
+    finally:
+        if settings.get("kv_store_gib") and not settings.get("kv_store_persists"):
+            from rayinfer.config import shared_memory_folder
+            from rayinfer.kv_store.file_locks import delete_unused
+            from rayinfer.kv_store.store_files import list_stores
+
+            for store in list_stores(shared_memory_folder()):
+                if store.last_used_s >= since_s:
+                    delete_unused(Path(store.path))
