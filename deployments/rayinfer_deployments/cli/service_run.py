@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from rayinfer_deployments.cli.checked_folders import check_folder
-from rayinfer_deployments.cli.freed_stores import freed_stores
 from rayinfer_deployments.cli.service_watch import watch
 from rayinfer_deployments.cli.terminal import Phases
 from rayinfer_deployments.cluster.haproxy_files import LOOPBACK
 from rayinfer_deployments.cluster.ray_environment import Profile
+from rayinfer_deployments.operations.freed_stores import freed_stores
 
 if TYPE_CHECKING:
     from ray.serve import Application

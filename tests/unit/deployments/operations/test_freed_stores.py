@@ -4,7 +4,7 @@ import time
 import pytest
 
 from rayinfer.kv_store.store_files import list_stores, open_slot_file
-from rayinfer_deployments.cli.freed_stores import freed_stores
+from rayinfer_deployments.operations.freed_stores import freed_stores
 from support.fakes.fake_blocks import BLOCK_BYTES, put
 
 
