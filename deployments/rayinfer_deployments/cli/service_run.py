@@ -16,7 +16,6 @@ from rayinfer_deployments.cli.service_watch import watch
 from rayinfer_deployments.cli.terminal import Phases
 from rayinfer_deployments.cluster.haproxy_files import LOOPBACK
 from rayinfer_deployments.cluster.ray_environment import Profile
-from rayinfer_deployments.operations.freed_stores import freed_stores
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -78,6 +77,7 @@ def run_service(service: Service, folders: Mapping[str, Path], console: Console)
         from rayinfer_deployments.cluster.background_call import BackgroundCall
         from rayinfer_deployments.cluster.managed_cluster import ManagedCluster
         from rayinfer_deployments.cluster.process_priority import deprioritize_background_processes
+        from rayinfer_deployments.operations.freed_stores import freed_stores
 
     phases, is_ready = Phases(console), False
     phases.enter("starting Ray" if service.ray_address is None else "attaching to Ray")

@@ -6,6 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rayinfer.config import shared_memory_folder
+from rayinfer.kv_store.file_locks import delete_unused
+from rayinfer.kv_store.store_files import list_stores
+
 
 @contextlib.contextmanager
 def freed_stores(settings: Mapping[str, Any]) -> Iterator[None]:
@@ -18,10 +22,6 @@ def freed_stores(settings: Mapping[str, Any]) -> Iterator[None]:
         yield
     finally:
         if settings.get("kv_store_gib") and not settings.get("kv_store_persists"):
-            from rayinfer.config import shared_memory_folder
-            from rayinfer.kv_store.file_locks import delete_unused
-            from rayinfer.kv_store.store_files import list_stores
-
             for store in list_stores(shared_memory_folder()):
                 if store.last_used_s >= since_s:
                     delete_unused(Path(store.path))
