@@ -1,4 +1,5 @@
 import os
+import threading
 import time
 
 import pytest
@@ -34,11 +35,20 @@ def test_stores_of_engines_that_were_killed_are_deleted_unless_they_persist(fold
     open_store(folder, "a").close()
     (earlier,) = list_stores(folder)
     os.utime(earlier.path, (time.time() - 60,) * 2)
-    with freed_stores(settings):
+    with freed_stores(settings, wait_s=0.1):
         in_use = open_store(folder, "b")
         open_store(folder, "c").close()
     assert sorted(store.model for store in list_stores(folder)) == left
     in_use.close()
+
+
+def test_an_engine_that_is_about_to_end_is_waited_for(folder):
+    with freed_stores({"kv_store_gib": 1.0}):
+        store = open_store(folder, "a")
+        ending = threading.Timer(0.3, store.close)
+        ending.start()
+    assert not list_stores(folder)
+    ending.join()
 
 
 def test_a_service_without_a_store_needs_no_folder(folder):
