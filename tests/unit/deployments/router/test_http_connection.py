@@ -288,6 +288,7 @@ async def test_a_client_that_reads_nothing_of_its_answer_is_cut_off_and_a_slow_o
             if num_bytes < 20 * 2**16:
                 await asyncio.sleep(0.05)
         assert num_bytes > 1000 * 2**16
+        await asyncio.sleep(3 * QuickConnection.stalled_s)  # however fast the other one was
         num_bytes = 0
         with contextlib.suppress(ConnectionResetError):
             while part := await stalled_reader.read(2**20):
