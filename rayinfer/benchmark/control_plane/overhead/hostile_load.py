@@ -162,7 +162,8 @@ class _Stream:
         assert self._reading is not None
         if self._reading.done():
             error = self._reading.exception()
-            raise RayinferError(f"the measured stream has ended: {error or 'it had all its tokens'}") from error
+            reason = "it had all its tokens" if error is None else str(error) or type(error).__name__
+            raise RayinferError(f"the measured stream has ended: {reason}") from error
 
     async def _read(self) -> None:
         while True:  # a context has an end
