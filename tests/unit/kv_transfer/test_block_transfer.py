@@ -129,7 +129,7 @@ def test_a_hanging_or_slow_peer_is_left_at_the_deadline(source, target, harm):
         relay = Relay(peer.port, **harm)
         begun = time.monotonic()
         fetched = fetcher.fetch(names(20), replace(peer, port=relay.port), wait_s=0.0, timeout_s=0.5)
-        assert time.monotonic() - begun < 3
+        assert time.monotonic() - begun < SOON_S
         assert fetched.failure
         assert num_whole(target) == fetched.num_fetched < 20
         relay.close()

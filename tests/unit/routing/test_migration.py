@@ -186,13 +186,13 @@ async def test_suspicious_streams_run_one_at_a_time_until_they_gain_a_token(toke
 
 
 async def test_the_time_in_which_there_was_no_engine_does_not_count_for_those_that_wait_for_their_turn(tokenizer):
-    async with running(Service(tokenizer, 1, engine_wait_s=1.0)) as service:
+    async with running(Service(tokenizer, 1, engine_wait_s=3.0)) as service:
         readings = await lose_two_engines(service, "ab")
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(1.8)
         service.add_engine()
         third = service.engines[2]
         await until(lambda: third.submitted)
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(1.8)
         for num_tried in (1, 2):
             await until(lambda num_tried=num_tried: len(third.submitted) == num_tried)
             service.say(third.submitted_ids[-1], "Y", engine=2)
@@ -201,10 +201,10 @@ async def test_the_time_in_which_there_was_no_engine_does_not_count_for_those_th
 
 async def test_engines_that_come_and_go_give_suspicious_streams_time_until_the_next_one(tokenizer):
     """Engines are gone before they have the first stream; the second one has not been waiting for it all the time."""
-    async with running(Service(tokenizer, 1, engine_wait_s=1.0)) as service:
+    async with running(Service(tokenizer, 1, engine_wait_s=3.0)) as service:
         readings = await lose_two_engines(service, "ab")
         for _ in range(3):
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1.2)
             engine = service.engines[service.add_engine()]
             engine.submit_may_arrive.clear()
             await asyncio.sleep(0.01)
@@ -229,7 +229,7 @@ async def test_an_engine_that_is_in_one_step_for_too_long_is_lost(service):
 
 
 async def test_a_silent_engine_is_lost_where_another_can_continue(tokenizer):
-    async with running(Service(tokenizer, 2, link_tick_s=0.02, link_timeout_s=0.2)) as service:
+    async with running(Service(tokenizer, 2, link_tick_s=0.02, link_timeout_s=1.0)) as service:
         stream = await service.start()
         reading = asyncio.ensure_future(read_on(service, stream, engine=1))
         while not reading.done():
