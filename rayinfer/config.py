@@ -41,8 +41,10 @@ class EngineConfig(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="arithmetic of the model; auto is the checkpoint's own"
     )
-    load_format: Literal["auto", "dummy"] = Field(
-        "auto", description="dummy: random weights in the shape of config.json, for benchmarks without a checkpoint"
+    load_format: Literal["auto", "dummy", "gguf"] = Field(
+        "auto",
+        description="gguf: matrices keep the blocks of their GGUF file (q4_0, q4_1, q4_k, q6_k, q8_0), on CPUs; dummy:"
+        " random weights in the shape of config.json, for benchmarks without a checkpoint",
     )
     quantization: Literal["int8", "int8-dynamic", "int4", "fp8"] | None = Field(
         None,

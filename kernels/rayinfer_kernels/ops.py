@@ -15,6 +15,7 @@ from rayinfer_kernels.encoder_stack import (
     NormWeights,
     TokenRows,
 )
+from rayinfer_kernels.group_blocks import GroupedWeight, pack_groups
 from rayinfer_kernels.implementation import ArgmaxResult, RowMasks, SampledRows
 from rayinfer_kernels.int4_blocks import GROUP_SIZE
 from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache, kv_block_bytes
@@ -44,6 +45,7 @@ __all__ = [
     "EncoderStackShape",
     "Gate",
     "GroupOffsets",
+    "GroupedWeight",
     "KVCache",
     "LayerStack",
     "LayerWeights",
@@ -75,6 +77,7 @@ __all__ = [
     "linear",
     "mask_rows_",
     "moe_combine",
+    "pack_groups",
     "pack_quantized",
     "pack_weight",
     "padded_to_blocks",

@@ -25,6 +25,11 @@ class WeightFormat(enum.IntEnum):
     INT8_DYNAMIC = 3  # the same weights, but rows are quantized too, token by token
     INT4_DYNAMIC = 4  # groups of 32 inputs share a scale
     FLOAT8_DYNAMIC = 5  # of GPUs: e4m3, not in panels, and rows are rounded to the same
+    # Codes of published checkpoints in groups of any size, with scales of float32 (group_blocks.py); rows stay.
+    INT4_GROUPS = 6
+    INT8_GROUPS = 7
+    FLOAT8_GROUPS = 8  # e4m3
+    TABLE4_GROUPS = 9  # of four bits that stand for the numbers of a table, such as NF4's
 
     @property
     def is_quantized(self) -> bool:
@@ -34,7 +39,17 @@ class WeightFormat(enum.IntEnum):
     @property
     def is_dynamic(self) -> bool:
         """Whether rows are quantized, too, before they are multiplied."""
-        return self >= WeightFormat.INT8_DYNAMIC
+        return WeightFormat.INT8_DYNAMIC <= self <= WeightFormat.FLOAT8_DYNAMIC
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether groups of any size have scales of float32."""
+        return self >= WeightFormat.INT4_GROUPS
+
+    @property
+    def has_four_bits(self) -> bool:
+        """Whether two numbers share a byte."""
+        return self in (WeightFormat.INT4_DYNAMIC, WeightFormat.INT4_GROUPS, WeightFormat.TABLE4_GROUPS)
 
 
 class WeightArgument(ctypes.Structure):
@@ -49,6 +64,8 @@ class WeightArgument(ctypes.Structure):
         ("format", ctypes.c_int32),
         ("is_gated", ctypes.c_int32),
         ("has_offsets", ctypes.c_int32),
+        ("group_size", ctypes.c_int32),
+        ("table", ctypes.c_void_p),
     )
 
 
@@ -93,13 +110,15 @@ class PackedWeight:
     is_gated: bool = False
     scales: torch.Tensor | None = None  # float32 [num_panels x 32], or one per row, of formats with eight bits
     sums: torch.Tensor | None = None  # int32 [num_panels x 32], each output's sum over its inputs, of the same formats
-    has_offsets: bool = False  # of INT4_DYNAMIC only: something is added to the weights of each group of inputs
+    has_offsets: bool = False  # of four bits or of groups: something is added to the weights of each group of inputs
+    group_size: int = 0  # of formats with groups of any size
+    table: torch.Tensor | None = None  # float32 [16], of TABLE4_GROUPS
     argument: WeightArgument = field(init=False)  # valid as long as this object lives
 
     def __post_init__(self) -> None:
         sizes = {"in_features": self.in_features, "out_features": self.out_features}
         self.argument = WeightArgument(**sizes, format=self.format, is_gated=self.is_gated)
-        self.argument.has_offsets = self.has_offsets
+        self.argument.has_offsets, self.argument.group_size = self.has_offsets, self.group_size
         self._point()
 
     def move(self, moved: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -107,11 +126,12 @@ class PackedWeight:
         self.panels = moved(self.panels)
         self.scales = None if self.scales is None else moved(self.scales)
         self.sums = None if self.sums is None else moved(self.sums)
+        self.table = None if self.table is None else moved(self.table)
         self._point()
 
     def _point(self) -> None:
         # In place: a stack of layers points to the argument.
-        for name in ("panels", "scales", "sums"):
+        for name in ("panels", "scales", "sums", "table"):
             tensor = getattr(self, name)
             setattr(self.argument, name, None if tensor is None else tensor.data_ptr())
 
@@ -126,6 +146,8 @@ class PackedWeight:
             scales=None if self.scales is None else self.scales[index],
             sums=None if self.sums is None else self.sums[index],
             has_offsets=self.has_offsets,
+            group_size=self.group_size,
+            table=self.table,
         )
 
     def rows(self, indices: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -140,6 +162,8 @@ class PackedWeight:
             assert self.scales is not None
             float8_rows = self.panels[indices, : self.in_features].float() * self.scales[indices, None]
             return float8_rows.to(dtype or torch.float32)
+        if self.format.has_groups:
+            return self._rows_of_groups(indices).to(dtype or torch.float32)
         numbers, scales = self.quantized_rows(indices)
         if scales.dim() == 1:
             return (numbers * scales[:, None]).to(dtype or torch.float32)
@@ -147,6 +171,34 @@ class PackedWeight:
         if (offsets := self.group_offsets(indices)) is not None:
             rows += self._by_input(offsets.dequantize())
         return rows.to(dtype or torch.float32)
+
+    def _rows_of_groups(self, indices: torch.Tensor) -> torch.Tensor:
+        panel, column = self._columns_of(indices)
+        groups = self.panels.view(len(self.panels), self.in_features // self.group_size, -1)
+        scale_bytes = PANEL_WIDTH * 4
+        start = scale_bytes * (2 if self.has_offsets else 1)
+        codes = groups[..., start:].view(*groups.shape[:2], -1, PANEL_WIDTH)
+        taken = codes[panel, :, :, column]  # [n, num_groups, bytes of a group]
+        if self.format.has_four_bits:
+            taken = torch.stack((taken & 15, taken >> 4), -1).flatten(-2)
+
+        def of_groups(start: int) -> torch.Tensor:
+            return groups[..., start : start + scale_bytes].view(torch.float32)[panel, :, column][..., None]
+
+        rows = self._numbers_of_codes(taken) * of_groups(0)
+        return (rows + of_groups(scale_bytes) if self.has_offsets else rows).flatten(1)
+
+    def _numbers_of_codes(self, codes: torch.Tensor) -> torch.Tensor:
+        """Return what codes of one byte each stand for, in float32."""
+        match self.format:
+            case WeightFormat.TABLE4_GROUPS:
+                assert self.table is not None
+                return self.table[codes.long()]
+            case WeightFormat.INT4_GROUPS:
+                return codes.float() - (0 if self.has_offsets else 8)
+            case WeightFormat.INT8_GROUPS:
+                return codes.view(torch.int8).float()
+        return codes.view(torch.float8_e4m3fn).float()
 
     def quantized_rows(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Numbers of a quantized weight's rows, int8 [n, in_features], and scales, float32 [n] or [n, num_groups]."""
@@ -163,7 +215,7 @@ class PackedWeight:
 
     def group_offsets(self, indices: torch.Tensor) -> "GroupOffsets | None":
         """Scales and offsets of these rows' groups, of a weight that has offsets."""
-        if not self.has_offsets:
+        if not self.has_offsets or self.format.has_groups:
             return None
         panel, column = self._columns_of(indices)
         _, *parts = self._split()

@@ -15,6 +15,8 @@ from rayinfer.models.checkpoints.checkpoint import Checkpoint
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.model_config import ModelConfig, read_model_config
 from rayinfer.models.predictor_kind import predictor_kind
+from rayinfer.models.quantized.kept_groups import keep_groups
+from rayinfer.models.quantized.quantized_checkpoint import QuantizedCheckpoint, open_checkpoint
 from rayinfer.models.sharding import shard_decoder
 from rayinfer.tensor_parallel import UNSHARDED, Shard
 
@@ -26,18 +28,20 @@ def load_decoder(
     shard: Shard = UNSHARDED,
     *,
     when_filled: Callable[[torch.nn.Module, str], None] | None = None,
+    keeps_quantized: bool = False,
 ) -> Decoder:
     """Build the checkpoint's decoder, or one rank's shard of it, and fill it.
 
     The parameters take memory once, in `dtype`; the checkpoint's pages are given back while they are read, and those
     that only other ranks need are not touched. A parameter takes memory when its first tensor is read, and when its
-    last one was `when_filled`, given the decoder and the name, may replace it before others are read. Raises
+    last one was `when_filled`, given the decoder and the name, may replace it before others are read. Matrices that
+    were published in groups of few bits are dequantized, or with `keeps_quantized` packed as they are. Raises
     ModelLoadError, one line that names the file or the tensor, and ConfigError where there are too many ranks for the
     model.
     """
     decoder = empty_decoder(folder)
     assert isinstance(decoder, torch.nn.Module)
-    fill_model(decoder, folder, dtype, device, shard, when_filled=when_filled)
+    fill_model(decoder, folder, dtype, device, shard, when_filled=when_filled, keeps_quantized=keeps_quantized)
     return decoder
 
 
@@ -49,9 +53,10 @@ def fill_model(
     shard: Shard = UNSHARDED,
     *,
     when_filled: Callable[[torch.nn.Module, str], None] | None = None,
+    keeps_quantized: bool = False,
 ) -> None:
     """Fill a whole model on the meta device that has `checkpoint_slices` and `known_name`; see `load_decoder`."""
-    checkpoint = Checkpoint(folder)
+    checkpoint = open_checkpoint(folder, dtype)
     slices = _match_tensors(model, checkpoint, folder)
     whole = {name: parameter.shape for name, parameter in model.named_parameters()}
     cuts = {} if shard.is_unsharded else shard_decoder(model, shard)  # type: ignore[arg-type]
@@ -63,6 +68,10 @@ def fill_model(
         if part.parameter in parameters
     }
     copies = {name: pieces for name, pieces in copies.items() if pieces}
+    if keeps_quantized and isinstance(checkpoint, QuantizedCheckpoint):
+        kept = keep_groups(model, checkpoint, slices, copies)
+        copies = {name: pieces for name, pieces in copies.items() if name not in kept}
+        parameters = dict(model.named_parameters())
     num_lacking = Counter(slices[name].parameter for name in copies)
     with torch.no_grad():
         for name, tensor in checkpoint.tensors(copies):
@@ -79,6 +88,7 @@ def fill_model(
                     when_filled(model, part.parameter)
         for name in parameters:  # none of whose tensors this rank needs
             _allocate(model, name, device)
+    checkpoint.log_conversion()
 
 
 def _allocate(decoder: torch.nn.Module, name: str, device: torch.device) -> torch.nn.Parameter:
@@ -101,7 +111,7 @@ class ParameterSlice:
 
 def read_parameters(folder: Path, names: Collection[str]) -> Iterator[ParameterSlice]:
     """Yield all pieces of these parameters of the whole model; raises ModelLoadError as `load_decoder` does."""
-    checkpoint, decoder = Checkpoint(folder), empty_decoder(folder)
+    checkpoint, decoder = open_checkpoint(folder), empty_decoder(folder)
     assert isinstance(decoder, torch.nn.Module)
     slices = {
         name: part for name, part in _match_tensors(decoder, checkpoint, folder).items() if part.parameter in names
@@ -116,7 +126,7 @@ def check_checkpoint(folder: Path) -> None:
     """Raise ModelLoadError for what `load_decoder` would refuse, in a moment and without reading any weight."""
     decoder = empty_decoder(folder)
     assert isinstance(decoder, torch.nn.Module)
-    _match_tensors(decoder, Checkpoint(folder), folder)
+    _match_tensors(decoder, open_checkpoint(folder), folder)
 
 
 def empty_decoder(folder: Path, shard: Shard = UNSHARDED) -> Decoder:
@@ -147,6 +157,10 @@ def _match_tensors(decoder: torch.nn.Module, checkpoint: Checkpoint, folder: Pat
             continue
         if (part := needed.get(known_name)) is None:
             raise ModelLoadError(f"{folder}: the model has no parameter for tensor {name}")
+        if part.is_transposed and checkpoint.is_quantized(name):
+            raise ModelLoadError(
+                f"{folder}: tensor {name} is transposed in this architecture, and quantized: this is not supported"
+            )
         shape = _slice_of(parameters[part.parameter], part).shape
         wanted = tuple(reversed(shape) if part.is_transposed else shape)
         if checkpoint.shape(name) != wanted:

@@ -10,7 +10,7 @@ from rayinfer.optimization.tensor_file import StoredTensors
 from rayinfer_kernels import ops
 from rayinfer_kernels.ops import PackedWeight
 
-_PARTS = ("panels", "scales", "sums")
+_PARTS = ("panels", "scales", "sums", "table")
 
 
 def stored_model(model: Any) -> StoredTensors:
@@ -58,6 +58,7 @@ def _store(packed: PackedWeight, name: str, tensors: dict[str, torch.Tensor], no
         "out_features": packed.out_features,
         "is_gated": packed.is_gated,
         "has_offsets": packed.has_offsets,
+        "group_size": packed.group_size,
     }
 
 
@@ -73,4 +74,6 @@ def _take(notes: Mapping[str, Any], name: str, tensors: dict[str, torch.Tensor])
         scales=tensors.pop(f"{name}.scales", None),
         sums=tensors.pop(f"{name}.sums", None),
         has_offsets=note["has_offsets"],
+        group_size=note.get("group_size", 0),  # of earlier versions
+        table=tensors.pop(f"{name}.table", None),
     )

@@ -14,6 +14,7 @@ from rayinfer.layers.matrix import pack_matrices
 from rayinfer.models.checkpoints.model_folder import weight_files
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.loader import empty_decoder, load_decoder
+from rayinfer.models.quantized.formats import format_reader
 from rayinfer.models.sharding import entry_name
 from rayinfer.optimization.calibration import CALIBRATION_VERSION
 from rayinfer.optimization.checkpoint_digest import checkpoint_digest
@@ -36,6 +37,7 @@ from rayinfer_kernels import ops
 
 WORTH_KEEPING_BYTES = 32 << 20  # of a checkpoint: a smaller one is packed in less time than it takes to look it up
 DIGESTS = "digests"
+GROUPS_VERSION = 1  # of how published matrices are read and kept (models/quantized): raise it when that changes
 # By mode, how its numbers are chosen where that takes a look at what the model computes.
 CALIBRATED: Mapping[str | None, int] = MappingProxyType({INT4: CALIBRATION_VERSION, INT8_DYNAMIC: SMOOTHING_VERSION})
 
@@ -91,7 +93,9 @@ class _Packing:
     def pack(self, shard: Shard) -> Decoder:
         """Load a shard, quantize it and pack it in place."""
         with startup_step("reading the checkpoint"):
-            decoder: Any = load_decoder(self.folder, self.dtype, torch.device("cpu"), shard)
+            decoder: Any = load_decoder(
+                self.folder, self.dtype, torch.device("cpu"), shard, keeps_quantized=self._keeps_groups
+            )
         if self.quantization is not None:
             with startup_step(f"quantizing weights to {self.quantization}"):
                 if shard.is_unsharded:
@@ -120,10 +124,20 @@ class _Packing:
             dtype=str(self.dtype),
             quantization=self.quantization,
             layout=ops.LAYOUT_VERSION,
-            packs_floats=ops.pack_weight(torch.zeros(1, 4, dtype=self.dtype)) is not None,
+            packs_floats=self._packs_floats,
             calibration=CALIBRATED.get(self.quantization),
+            **({"groups": GROUPS_VERSION} if self._keeps_groups else {}),
         )
         return self.cache.fetch(key, lambda: stored_model(self.pack(shard)))
+
+    @property
+    def _packs_floats(self) -> bool:
+        return ops.pack_weight(torch.zeros(1, 4, dtype=self.dtype)) is not None
+
+    @property
+    def _keeps_groups(self) -> bool:
+        """Whether matrices that were published in groups of few bits stay as they are."""
+        return self.quantization is None and self._packs_floats and format_reader(self.folder) is not None
 
     def _skeleton(self, shard: Shard) -> Any:
         decoder: Any = empty_decoder(self.folder, shard)

@@ -118,7 +118,8 @@ class CpuKernels:
 
     def packed_embedding(self, weight: PackedWeight, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """See `ops.embedding`."""
-        if weight.is_gated or weight.format is WeightFormat.INT4_DYNAMIC:  # no embedding is
+        is_in_groups = weight.format is WeightFormat.INT4_DYNAMIC or weight.format.has_groups
+        if weight.is_gated or is_in_groups:  # few embeddings are
             return weight.rows(indices, dtype)
         check_weight(weight, weight.in_features, self.dtype)
         check_shape("indices", indices, indices.numel())
@@ -164,8 +165,8 @@ class CpuKernels:
         check_weight(weight, in_features, self.dtype)
         if weight.panels.dim() != (4 if weight.format is WeightFormat.INT4_DYNAMIC else 5):
             raise ValueError("grouped_gemm needs a weight for each group")
-        if weight.has_offsets:
-            raise ValueError("grouped_gemm takes no weight with offsets of groups")
+        if weight.has_offsets or weight.format.has_groups:
+            raise ValueError("grouped_gemm takes no weight with offsets or scales of groups")
         group_starts = self._checks.group_starts(group_starts, num_groups, num_rows)
         out = torch.empty((num_rows, weight.out_features), dtype=x.dtype)
         self._grouped_gemm(

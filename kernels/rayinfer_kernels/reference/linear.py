@@ -31,9 +31,9 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | No
     """x W^T + bias for a weight that is quantized or that another implementation packed."""
     if weight.format is WeightFormat.FLOAT8_DYNAMIC:
         return _float8_linear(x, weight, bias).to(x.dtype)
-    if weight.format.is_quantized:
+    if weight.format.is_quantized and not weight.format.has_groups:
         return _quantized_linear(x, unpack_quantized(weight), bias).to(x.dtype)
-    return F.linear(x, weight.rows(torch.arange(weight.num_rows, device=x.device)), bias)
+    return F.linear(x, weight.rows(torch.arange(weight.num_rows, device=x.device), x.dtype), bias)
 
 
 def packed_gated_linear(
@@ -41,7 +41,8 @@ def packed_gated_linear(
 ) -> torch.Tensor:
     """activation(gate) * up for a gated weight of the same kinds."""
     gate_and_multiply = silu_and_mul if activation == "silu" else gelu_tanh_and_mul
-    if weight.format.is_quantized and weight.format is not WeightFormat.FLOAT8_DYNAMIC:
+    is_float8 = weight.format is WeightFormat.FLOAT8_DYNAMIC
+    if weight.format.is_quantized and not is_float8 and not weight.format.has_groups:
         return gate_and_multiply(_quantized_linear(x, unpack_quantized(weight), bias)).to(x.dtype)
     return gate_and_multiply(packed_linear(x, weight, bias))
 

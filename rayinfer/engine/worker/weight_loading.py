@@ -1,5 +1,6 @@
 """Loading of a rank's weights, now and after a sleep at level 2."""
 
+import importlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,11 @@ def weight_loader(
         if config.quantization is not None:
             raise ConfigError("quantization needs real weights: load_format must not be dummy")
         return partial(random_decoder, folder, dtype, device, shard)
+    if config.load_format == "gguf":
+        if config.quantization is not None or device.type != "cpu":
+            raise ConfigError("load_format gguf keeps weights as they are, on CPUs: it takes no quantization")
+        # By name: what reads the files is not needed elsewhere.
+        folder = importlib.import_module("rayinfer.models.gguf.kept_blocks").folder_with_blocks(folder)
     return partial(
         load_packed_decoder,
         folder,

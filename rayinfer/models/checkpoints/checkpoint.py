@@ -48,6 +48,13 @@ class Checkpoint:
         """Return a tensor's dtype without touching its data."""
         return TORCH_DTYPES[self._entry(name).dtype]
 
+    def is_quantized(self, name: str) -> bool:
+        """Return whether a tensor stands for integers with scales; here none does."""
+        return False
+
+    def log_conversion(self) -> None:
+        """Log what reading has changed; here nothing."""
+
     def tensors(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the named tensors (all by default) in file order, each a view of the file.
 

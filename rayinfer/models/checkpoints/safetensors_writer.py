@@ -27,8 +27,8 @@ class TensorSpec:
     shape: tuple[int, ...]
 
 
-def write_safetensors(file: Path, dtype: str, specs: list[TensorSpec], tensors: Iterable[FloatArray]) -> None:
-    """Write float32 `tensors`, which come in the order of `specs`, as `dtype`: "BF16", "F16" or "F32"."""
+def write_safetensors(file: Path, dtype: str, specs: list[TensorSpec], tensors: Iterable[npt.NDArray[Any]]) -> None:
+    """Write `tensors`, which come in the order of `specs`, as `dtype`: float32 as BF16, F16 or F32, bytes as U8."""
     with file.open("wb") as stream:
         stream.write(_header(dtype, specs))
         for spec, tensor in zip(specs, tensors, strict=True):
@@ -60,7 +60,7 @@ def _header(dtype: str, specs: list[TensorSpec]) -> bytes:
     return struct.pack("<Q", len(header)) + header
 
 
-def _encode(values: FloatArray, dtype: str) -> bytes:
+def _encode(values: npt.NDArray[Any], dtype: str) -> bytes:
     match dtype:
         case "BF16":
             return round_to_bfloat16(values).astype("<u2").tobytes()
@@ -68,4 +68,6 @@ def _encode(values: FloatArray, dtype: str) -> bytes:
             return values.astype("<f2").tobytes()
         case "F32":
             return values.astype("<f4").tobytes()
+        case "U8":
+            return values.tobytes()
     raise ValueError(f"cannot write the dtype {dtype!r}")

@@ -17,7 +17,7 @@ from rayinfer.models.gguf.gguf_file import GgufFile
 from rayinfer.models.gguf.rope import rope_parameters, shortest
 from rayinfer.models.gguf.tokenizer import special_token_id
 
-Array = npt.NDArray[np.float32]
+Array = npt.NDArray[Any]  # of float32, or the bytes of blocks
 
 _CONFIG_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 

@@ -53,6 +53,15 @@ class GgufFile:
         """Return a tensor's shape, outermost extent first as in torch."""
         return tuple(int(extent) for extent in reversed(self._tensor(name).shape))
 
+    def kind(self, name: str) -> str:
+        """Return how a tensor is quantized, such as "q4_1" or "f32"."""
+        return str(self._tensor(name).tensor_type.name).lower()
+
+    def raw(self, name: str) -> npt.NDArray[np.uint8]:
+        """Return the bytes of a tensor in blocks, a row's behind one another: [out_features, bytes of a row]."""
+        rows: npt.NDArray[np.uint8] = self._tensor(name).data
+        return rows
+
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """Dequantize one tensor to float32."""
         tensor = self._tensor(name)

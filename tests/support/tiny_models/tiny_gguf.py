@@ -20,6 +20,7 @@ def write_tiny_gguf(
     *,
     architecture: str = "llama",
     quantized: bool = True,
+    kind: gguf.GGMLQuantizationType = QUANTIZED,
     pre_tokenizer: str = "gpt-2",
     rope_factors: np.ndarray | None = None,
     extra_tensor: str | None = None,
@@ -41,7 +42,9 @@ def write_tiny_gguf(
     names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
     for name, tensor in load_file(folder / "model.safetensors").items():
         values = _as_llama_cpp_stores_it(architecture, config, name, tensor.to(torch.float32).numpy())
-        _add_tensor(writer, names.get_name(name, try_suffixes=(".weight", ".bias")), values, quantized=quantized)
+        _add_tensor(
+            writer, names.get_name(name, try_suffixes=(".weight", ".bias")), values, kind if quantized else None
+        )
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors)
     if extra_tensor is not None:
@@ -145,8 +148,8 @@ def _as_llama_cpp_stores_it(architecture: str, config: dict[str, Any], name: str
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
 
 
-def _add_tensor(writer: gguf.GGUFWriter, name: str, values: np.ndarray, *, quantized: bool) -> None:
-    if quantized and values.ndim > 1:
-        writer.add_tensor(name, gguf.quants.quantize(values, QUANTIZED), raw_dtype=QUANTIZED)
+def _add_tensor(writer: gguf.GGUFWriter, name: str, values: np.ndarray, kind: gguf.GGMLQuantizationType | None) -> None:
+    if kind is not None and values.ndim > 1:
+        writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
     else:
         writer.add_tensor(name, values)

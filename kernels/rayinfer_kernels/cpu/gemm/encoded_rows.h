@@ -76,8 +76,8 @@ inline int64_t padded_width(Format format, int64_t width) {
         case Format::int8:
         case Format::int8_dynamic: return rounded_up(width, 4);
         case Format::int4_dynamic: return rounded_up(width, kGroupSize);
+        default: return width;  // whole groups
     }
-    return width;
 }
 
 // Bytes from one encoded row to the next.

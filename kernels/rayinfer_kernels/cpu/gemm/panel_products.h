@@ -22,6 +22,8 @@ template <class T>
 void float_products(const Weight& weight, RowTile rows, int64_t panel, int64_t num_panels, float* sums);
 template <class T>
 void int8_products(const Weight& weight, RowTile rows, int64_t panel, int64_t num_panels, float* sums);
+template <class T>
+void group_products(const Weight& weight, RowTile rows, int64_t panel, int64_t num_panels, float* sums);
 void int8_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, int64_t num_panels, float* sums);
 void int4_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, int64_t num_panels, float* sums);
 
@@ -33,6 +35,7 @@ inline void panel_products(const Weight& weight, RowTile rows, int64_t panel, in
         case Format::int8: return int8_products<T>(weight, rows, panel, num_panels, sums);
         case Format::int8_dynamic: return int8_dynamic_products(weight, rows, panel, num_panels, sums);
         case Format::int4_dynamic: return int4_dynamic_products(weight, rows, panel, num_panels, sums);
+        default: return group_products<T>(weight, rows, panel, num_panels, sums);
     }
 }
 

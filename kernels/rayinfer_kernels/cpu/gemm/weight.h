@@ -17,6 +17,11 @@ enum class Format : int32_t {
     int8 = 2,          // weights of eight bits, rows as the model has them
     int8_dynamic = 3,  // the same weights, and rows of eight bits that are quantized when they are encoded
     int4_dynamic = 4,  // weights of four bits in groups, rows of eight
+    // Rows as the model has them, and weights in groups with scales of float32: codes of a published checkpoint.
+    int4_groups = 6,
+    int8_groups = 7,
+    float8_groups = 8,
+    table4_groups = 9,
 };
 
 // Passed from Python by pointer: the order and the types of its fields are those of `kernels.py`.
@@ -28,7 +33,9 @@ struct Weight {
     int64_t out_features;     // a gated weight's are those of one half
     Format format;
     int32_t is_gated;         // panels of gate and up alternate, each half padded to whole panels
-    int32_t has_offsets;      // of four bits: its panels are an OffsetPanel's
+    int32_t has_offsets;      // of int4_dynamic: its panels are an OffsetPanel's; of groups: offsets stand behind scales
+    int32_t group_size;       // inputs of a group, of the formats with groups of any size
+    const float* table;       // [16], of table4_groups
 
     int64_t panels_per_half() const { return (out_features + kPanelWidth - 1) / kPanelWidth; }
     int64_t num_panels() const { return panels_per_half() * (is_gated ? 2 : 1); }
@@ -54,8 +61,15 @@ inline int64_t panel_bytes(Format format, int64_t in_features) {
         case Format::int8_dynamic: return rounded_up(in_features, 4) * kPanelWidth;
         // Of each group, half a byte for every weight and a scale of bfloat16 for every output.
         case Format::int4_dynamic: return rounded_up(in_features, kGroupSize) / kGroupSize * (kGroupSize / 2 + 2) * kPanelWidth;
+        default: return 0;  // see panel_bytes_of_groups
     }
-    return 0;
+}
+
+// The same of formats with groups of any size: scales, offsets if any, and codes of each group; see group_blocks.py.
+inline int64_t panel_bytes_of_groups(const Weight& weight) {
+    const bool is_four_bit = weight.format == Format::int4_groups || weight.format == Format::table4_groups;
+    const int64_t scales = weight.in_features / weight.group_size * (weight.has_offsets ? 8 : 4);
+    return (scales + weight.in_features / (is_four_bit ? 2 : 1)) * kPanelWidth;
 }
 
 }  // namespace rayinfer

@@ -19,6 +19,9 @@ from rayinfer.engine.worker.cores import usable_cores
 from rayinfer.errors import RayinferError
 from rayinfer.models.checkpoints.model_folder import weight_files
 from rayinfer.models.checkpoints.safetensors_header import read_safetensors_header
+from rayinfer.models.loader import torch_dtype
+from rayinfer.models.model_config import read_model_config
+from rayinfer.models.quantized.quantized_checkpoint import measure_conversion
 from rayinfer.optimization.mode_checks import excess, measured_model
 from rayinfer.outputs import TokenDelta
 from rayinfer.prediction_outputs import output_numbers
@@ -165,7 +168,7 @@ def check_quantization(model: CheckedModel) -> CheckResult:
     """Compare a model of fewer bits with its float32 on real texts, or report what was measured of it."""
     name, mode = "quantization", model.config.quantization
     if mode is None:
-        return passed(name, "none: weights are those of the checkpoint")
+        return passed(name, f"none: weights are those of the checkpoint{_published_format(model)}")
     if model.generates:
         assert model.folder is not None
         reason = excess(mode, measured_model(model.config.model, model.folder))
@@ -176,6 +179,15 @@ def check_quantization(model: CheckedModel) -> CheckResult:
     ours = np.stack([_numbers(delta) for delta in model.compute(requests).deltas])
     theirs = np.stack([_numbers(delta) for delta in _reference(model).compute(requests).deltas])
     return judge_agreement(name, mode, ours, theirs, is_classifier=bool(model_labels(model)))
+
+
+def _published_format(model: CheckedModel) -> str:
+    """Report the format of a checkpoint that was quantized by others, and what its conversion changes."""
+    if model.folder is None or not model.generates:
+        return ""
+    dtype = torch_dtype(model.config.dtype, read_model_config(model.folder))
+    conversion = measure_conversion(model.folder, dtype)
+    return "" if conversion is None else f": {conversion}"
 
 
 def judge_agreement(

@@ -1,0 +1,1 @@
+"""Checkpoints whose matrices were quantized by others, as they were published."""
