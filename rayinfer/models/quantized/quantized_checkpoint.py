@@ -19,7 +19,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class RoundingError:
-    """What rounding dequantized matrices to a dtype has changed, over all that were read."""
+    """Change of quantized numbers by rounding them to a dtype, over all matrices that were read."""
 
     squared_error: float = 0.0
     squared_weight: float = 0.0

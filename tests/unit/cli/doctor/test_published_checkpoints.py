@@ -1,4 +1,4 @@
-"""What `rayinfer doctor --model` reports of checkpoints that were quantized by others."""
+"""Reports of `rayinfer doctor --model` on checkpoints that were quantized by others."""
 
 from rayinfer.config import engine_config
 from rayinfer_deployments.cli.doctor.model_checks.checked_model import Expectations, open_model
