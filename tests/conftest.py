@@ -1,5 +1,6 @@
 """Settings of the environment that must stand before torch or Ray are imported anywhere, and what all tests share."""
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from rayinfer.config import cache_folder
 from support.kernels.gpu_tests import NUM_GPUS, may_have_gpu_tests
 
 # No test may reach a model hub: what a test needs it makes, or takes from the cached embedded model.
@@ -43,12 +45,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the cache folder of the C++ kernels, which all tests and parallel workers share, to compile them once."""
+    """Return a folder of this run that leads to the machine's C++ kernels: runs and workers compile each once."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # the workers have it in common
     folder /= "kernels"
-    folder.mkdir(exist_ok=True)
+    compiled = cache_folder() / "kernels"
+    compiled.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):  # another worker was first
+        folder.symlink_to(compiled)
     return folder
 
 

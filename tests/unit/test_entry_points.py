@@ -209,12 +209,14 @@ print(json.dumps(found))
 """
 
 
-def test_a_packages_predictor_is_a_model_to_serve(tmp_path):
-    site = tmp_path / "site"
+def test_a_packages_predictor_is_a_model_to_serve(tmp_path, kernel_folder):
+    site, cache = tmp_path / "site", tmp_path / "cache"
     site.mkdir()
+    cache.mkdir()
+    (cache / "kernels").symlink_to(kernel_folder)
     points = "[rayinfer.models]\nacme-sums = acme_sums:register\nacme-nothing = acme_sums:register_nothing\n"
     install(site, "acme", points, acme_sums=SUMS)
-    environment = os.environ | {"RAYINFER_CACHE": str(tmp_path / "cache")}
+    environment = os.environ | {"RAYINFER_CACHE": str(cache)}
     command = [sys.executable, "-c", SERVE, str(site)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr

@@ -205,7 +205,9 @@ def test_sleeping_gives_pages_back_and_waking_takes_them_again(wide_folder):
             assert output.outputs[0].token_ids == before.outputs[0].token_ids
 
 
-def test_quantized_weights_in_mapped_memory_are_given_back_and_found_again(tmp_path, monkeypatch):
+def test_quantized_weights_in_mapped_memory_are_given_back_and_found_again(tmp_path, kernel_folder, monkeypatch):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "kernels").symlink_to(kernel_folder)
     monkeypatch.setenv("RAYINFER_CACHE", str(tmp_path / "cache"))
     folder = make_tiny_llama(tmp_path / "llama", hidden=256, max_position_embeddings=32)
     settings = {"quantization": "int4", "allow_inaccurate_quantization": True, "num_kv_blocks": 64, "num_threads": 1}

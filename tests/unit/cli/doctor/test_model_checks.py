@@ -1,4 +1,5 @@
 import json
+import mmap
 import time
 from dataclasses import replace
 
@@ -174,7 +175,9 @@ def test_memory_that_grows_is_found(checked):
     kept = []
 
     def keeps(x):
-        kept.append(np.ones(2**22))  # 32 MiB
+        fresh = mmap.mmap(-1, 2**25)  # the allocator might return freed pages, which are resident
+        fresh.write(b"x" * 2**25)
+        kept.append(fresh)
         return x
 
     found = checked(lambda: keeps, "memory")
