@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rayinfer.errors import Unavailable
+from rayinfer.grammars.spec import StructuredOutputsParams
 from rayinfer.outputs import EngineStats, RequestOutput, StepMessage
 from rayinfer.predictions import PredictionInput, PredictorDescription
 from rayinfer.predictions import TensorSpec as TensorSpec
@@ -190,6 +191,13 @@ class TextGenerator(Protocol):
         """
         ...
 
+    async def compile_grammar(self, spec: StructuredOutputsParams) -> bool:
+        """Have an engine compile what answers are to be held to; raises InvalidParameter for what it refuses.
+
+        False where no engine can be asked now.
+        """
+        ...
+
     def describe(self) -> ModelDescription:
         """Describe the model; raises NotReady while no engine has reported."""
         ...
@@ -253,6 +261,10 @@ class EngineClient(EngineControl, Protocol):
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Abort requests; unknown ids are ignored."""
+        ...
+
+    async def compile_grammar(self, spec: StructuredOutputsParams, router_id: str) -> None:
+        """Compile a grammar for requests to come; raises InvalidParameter for one that is refused, EngineDead."""
         ...
 
     def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:

@@ -15,6 +15,7 @@ from rayinfer.grammars.compilation import CompilationThreads, Run, call, compile
 from rayinfer.grammars.spec import StructuredOutputsParams
 
 MAX_LATEST_GRAMMARS = 64
+MAX_REFUSED_GRAMMARS = 1024
 
 
 class TokenizerFile(NamedTuple):
@@ -36,6 +37,7 @@ class CompiledGrammar:
 class GrammarCompiler:
     """Compiles grammars and keeps the latest ones, and those in use; may be used from any thread.
 
+    Why the latest others were refused is kept as well, so that none of them is compiled again.
     `read_tokenizer` is called by `prepare`, or when the first grammar is compiled.
     """
 
@@ -48,6 +50,7 @@ class GrammarCompiler:
         self._special_tokens: tuple[str, ...] = ()
         self._tokenizer: LLTokenizer | None = None
         self._latest: OrderedDict[bytes, CompiledGrammar] = OrderedDict()
+        self._refused: OrderedDict[bytes, str] = OrderedDict()  # why
         self._compiled: WeakValueDictionary[bytes, CompiledGrammar] = WeakValueDictionary()
         self._lock = threading.Lock()
         self._threads = CompilationThreads("grammars")
@@ -68,8 +71,14 @@ class GrammarCompiler:
             compiled = self._compiled.get(digest)
             if compiled is not None:
                 return self._used(digest, compiled)
+            if (refusal := self._refused.get(digest)) is not None:
+                raise InvalidParameter(refusal, "structured_outputs")
             tokenizer = self._loaded_tokenizer()
-        compiled = CompiledGrammar(compile_grammar(spec, tokenizer, self._special_tokens, run))
+        try:
+            compiled = CompiledGrammar(compile_grammar(spec, tokenizer, self._special_tokens, run))
+        except InvalidParameter as error:
+            self._keep_refusal(digest, error.message)
+            raise
         with self._lock:
             return self._used(digest, compiled)
 
@@ -93,6 +102,12 @@ class GrammarCompiler:
         while len(self._latest) > MAX_LATEST_GRAMMARS:
             self._latest.popitem(last=False)
         return compiled
+
+    def _keep_refusal(self, digest: bytes, message: str) -> None:
+        with self._lock:
+            self._refused[digest] = message
+            while len(self._refused) > MAX_REFUSED_GRAMMARS:
+                self._refused.popitem(last=False)
 
     def _prepare(self) -> None:
         with self._lock, contextlib.suppress(InvalidParameter):  # which the first grammar meets again

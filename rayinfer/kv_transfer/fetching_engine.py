@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from rayinfer.errors import EngineDead
+from rayinfer.grammars.spec import StructuredOutputsParams
 from rayinfer.kv_cache.block_hash import hash_blocks, prefix_salt
 from rayinfer.kv_store.contents import content_digests
 from rayinfer.kv_store.store import BlockName
@@ -69,6 +70,10 @@ class FetchingEngine:
         for request_id in request_ids:
             self._held.pop(request_id, None)
         await self._engine.abort(request_ids)
+
+    async def compile_grammar(self, spec: StructuredOutputsParams, router_id: str) -> None:
+        """Compile a grammar for requests to come."""
+        await self._engine.compile_grammar(spec, router_id)
 
     async def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
         """Yield this router's messages."""

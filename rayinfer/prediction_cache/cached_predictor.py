@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from rayinfer.errors import NotReady, Unavailable
+from rayinfer.grammars.spec import StructuredOutputsParams
 from rayinfer.metrics.prediction_cache_counts import HitSource
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import CompletionOutput, FinishReason, RequestOutput
@@ -76,6 +77,10 @@ class CachedPredictor:
         self._counts = metrics.prediction_cache_counts().of(model_name)
         self._traces = TraceStore() if traces is None else traces
         self._clock = clock
+
+    async def compile_grammar(self, spec: StructuredOutputsParams) -> bool:
+        """Pass a grammar on to the model, which has none."""
+        return await self._generator.compile_grammar(spec)
 
     def describe(self) -> ModelDescription:
         """Describe the model; raises NotReady."""

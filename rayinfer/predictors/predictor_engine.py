@@ -13,6 +13,7 @@ from rayinfer.engine.loop.engine_state import LifeCycle
 from rayinfer.engine.loop.step_failures import may_be_one_requests_fault
 from rayinfer.engine.plan.executor_commands import SleepLevel, sleep_level
 from rayinfer.errors import EngineDead, InvalidParameter, RequestError
+from rayinfer.grammars.spec import StructuredOutputsParams
 from rayinfer.metrics.histogram import STEP_TOKENS, Histogram
 from rayinfer.outputs import EngineStats, FinishReason, TokenDelta
 from rayinfer.predictions import PredictionOutput
@@ -91,6 +92,10 @@ class PredictorEngine:
     def start_compiling(self, request: GenerationRequest) -> Future[Any] | None:
         """Return None: predictions need nothing compiled."""
         return None
+
+    def compile_grammar(self, spec: StructuredOutputsParams) -> Future[Any]:
+        """Raise InvalidParameter: predictions have no grammars."""
+        raise InvalidParameter(f"{self.description.name} has no structured_outputs", "structured_outputs")
 
     def abort(self, request_id: str) -> TokenDelta | None:
         """Abort an item that waits; None if unknown or already finished and reported."""

@@ -8,6 +8,8 @@ from functools import partial
 from typing import NamedTuple
 
 from rayinfer.errors import EngineDead, EngineLeaving, ModelFilesGone, NotReady, QueueFull, ShuttingDown, Unavailable
+from rayinfer.grammars.spec import StructuredOutputsParams
+from rayinfer.grammars.verdicts import Compile, GrammarVerdicts
 from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import EngineState, FinishReason, RequestOutput, TraceEvent
@@ -94,6 +96,8 @@ class Dispatcher:
             clock=clock,
         )
         self.engine_set_control = EngineSetControl(model_name, self.engines)
+        self._grammars = GrammarVerdicts(self._find_compiling_engine)
+        self.engines.join_listeners.append(lambda joined: self._grammars.clear())
         self._quarantine = Quarantine(self.engines)
         self._is_admitting = True
         self._is_closing = False
@@ -121,6 +125,10 @@ class Dispatcher:
         self._engine_wait_s = 0.0
         self._queue.close()
         await self.engines.close()
+
+    async def compile_grammar(self, spec: StructuredOutputsParams) -> bool:
+        """Have an engine compile a grammar; raises InvalidParameter for one that it refuses. False without engines."""
+        return await self._grammars.check(spec)
 
     def describe(self) -> ModelDescription:
         """Describe the model, with the limits of its tightest engine."""
@@ -160,6 +168,10 @@ class Dispatcher:
             self._metrics.request_rejected(self._model_name, "queue_full")
             raise
         return self._run_with_migration(request, slot)
+
+    def _find_compiling_engine(self) -> Compile | None:
+        engine = min(self.engines.available(), key=lambda engine: engine.num_in_flight, default=None)
+        return None if engine is None else engine.compile_grammar
 
     def _reason_not_ready(self) -> str:
         """Return why no request could start now; an empty text where one could."""

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from rayinfer.credits import credits_of_each
 from rayinfer.errors import EngineDead, EngineLeaving
+from rayinfer.grammars.spec import StructuredOutputsParams
 from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits, TickWatch
 from rayinfer.outputs import EngineStats, StepMessage, TraceEvent
 from rayinfer.protocols import ControlAction, EngineClient, GenerationRequest, KVAddress, ModelDescription
@@ -115,6 +116,17 @@ class EngineLink:
         except BaseException:
             self.abort(request_ids)
             raise
+
+    async def compile_grammar(self, spec: StructuredOutputsParams) -> None:
+        """Have the engine compile a grammar; raises InvalidParameter for one that it refuses, EngineDead."""
+        compiling = self._start(self._client.compile_grammar(spec, self._router_id))
+        try:
+            await asyncio.wait((compiling, self._listener), return_when=asyncio.FIRST_COMPLETED)
+            if not compiling.done():  # a lost engine may hang
+                raise EngineDead("the engine was lost while it compiled a grammar")
+            compiling.result()
+        finally:
+            compiling.cancel()
 
     async def control(self, action: ControlAction) -> list[str]:
         """Run an action on the engine, to its end even if the caller is cancelled; returns the engine's state."""

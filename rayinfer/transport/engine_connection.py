@@ -1,17 +1,28 @@
 """Router's end of the connection to an engine in another process."""
 
 import asyncio
+import itertools
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import msgspec
 
-from rayinfer.errors import EngineDead
+from rayinfer.errors import EngineDead, InvalidParameter, RequestFailed
+from rayinfer.grammars.spec import StructuredOutputsParams
 from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
 from rayinfer.outputs import StepMessage
 from rayinfer.protocols import GenerationRequest
 from rayinfer.transport.engine_certificate import client_context
-from rayinfer.transport.engine_messages import FROM_ENGINE, VERSION, Abort, EndOfOutputs, RouterHello, Submit
+from rayinfer.transport.engine_messages import (
+    FROM_ENGINE,
+    VERSION,
+    Abort,
+    CompileGrammar,
+    EndOfOutputs,
+    GrammarReply,
+    RouterHello,
+    Submit,
+)
 from rayinfer.transport.engine_server import Streams, TransportAddress
 from rayinfer.wire import BadMessage, encode, read_messages
 
@@ -36,6 +47,8 @@ class EngineConnection:
         self._timeout_s = limits.connect_timeout_s
         self._opening: asyncio.Task[Streams] | None = None
         self._has_ended = False
+        self._numbers = itertools.count()
+        self._compiling: dict[int, asyncio.Future[GrammarReply]] = {}  # by number of the call
 
     async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
         """Send requests, without acknowledgement: unless a loss is reported, they have arrived."""
@@ -46,6 +59,23 @@ class EngineConnection:
         if self._opening is not None:
             self._send(await asyncio.shield(self._opening), Abort(list(request_ids)))
 
+    async def compile_grammar(self, spec: StructuredOutputsParams, router_id: str) -> None:
+        """Wait until the engine has compiled a grammar, while `outputs` are read.
+
+        Raises InvalidParameter for one that is refused, RequestFailed, EngineDead.
+        """
+        streams, number = await self._open(router_id), next(self._numbers)
+        replied = self._compiling[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(streams, CompileGrammar(number, spec))
+            reply = await replied
+        finally:
+            del self._compiling[number]
+        if reply.refusal is not None:
+            raise InvalidParameter(reply.refusal, "structured_outputs")
+        if reply.failure is not None:
+            raise RequestFailed(f"the engine failed to compile a grammar: {reply.failure}")
+
     async def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
         """Yield this router's messages; closing it disconnects, which aborts this router's requests."""
         try:
@@ -55,7 +85,10 @@ class EngineConnection:
                     if received.reason:
                         raise EngineDead(received.reason)
                     return
-                yield received.message
+                if isinstance(received, GrammarReply):
+                    self._note_reply(received)
+                else:
+                    yield received.message
         except (BadMessage, OSError) as error:
             raise EngineDead(f"the connection to the engine broke ({type(error).__name__}: {error})") from None
         finally:
@@ -65,8 +98,16 @@ class EngineConnection:
     def _close(self) -> None:
         """Close the connection, also one that is still being opened."""
         self._has_ended = True
+        for replied in self._compiling.values():
+            if not replied.done():
+                replied.set_exception(EngineDead("the connection to the engine has ended"))
         if self._opening is not None:
             self._opening.add_done_callback(_close_streams)
+
+    def _note_reply(self, reply: GrammarReply) -> None:
+        replied = self._compiling.get(reply.number)
+        if replied is not None and not replied.done():
+            replied.set_result(reply)
 
     def _send(self, streams: Streams, message: msgspec.Struct) -> None:
         writer = streams[1]

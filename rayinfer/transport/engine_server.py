@@ -9,7 +9,7 @@ import socket
 import ssl
 from dataclasses import dataclass, field
 
-from rayinfer.errors import EngineDead
+from rayinfer.errors import EngineDead, InvalidParameter
 from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
 from rayinfer.protocols import EngineClient, KVAddress
 from rayinfer.transport.engine_certificate import EngineCertificate
@@ -17,7 +17,9 @@ from rayinfer.transport.engine_messages import (
     FROM_ROUTER,
     VERSION,
     Abort,
+    CompileGrammar,
     EndOfOutputs,
+    GrammarReply,
     RouterHello,
     StepOutputs,
     Submit,
@@ -161,20 +163,43 @@ class EngineServer:
             return
         self._bound_unacknowledged(writer)
         router_id = hello.router_id
-        sending = asyncio.get_running_loop().create_task(self._send_outputs(router_id, writer))
+        loop = asyncio.get_running_loop()
+        sending = loop.create_task(self._send_outputs(router_id, writer))
+        compiling: set[asyncio.Task[None]] = set()
         try:
             async for message in read_messages(reader, FROM_ROUTER):
                 if isinstance(message, Submit):
                     await self._engine.submit(message.requests, router_id)
                 elif isinstance(message, Abort):
                     await self._engine.abort(message.request_ids)
+                elif isinstance(message, CompileGrammar):
+                    task = loop.create_task(self._compile(message, router_id, writer))
+                    compiling.add(task)
+                    task.add_done_callback(compiling.discard)
         except EngineDead:
             await sending  # it sends the cause
         finally:
+            for task in compiling:
+                task.cancel()
             sending.cancel()
             await asyncio.wait((sending,))
             if not sending.cancelled() and (error := sending.exception()) is not None:
                 logger.error("the engine's outputs could not be sent", exc_info=error)
+
+    async def _compile(self, message: CompileGrammar, router_id: str, writer: asyncio.StreamWriter) -> None:
+        refusal = failure = None
+        try:
+            await self._engine.compile_grammar(message.spec, router_id)
+        except InvalidParameter as error:
+            refusal = error.message
+        except EngineDead:
+            return  # the connection ends
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # a panic of Rust's is no Exception
+            logger.exception("a grammar could not be compiled")
+            failure = type(error).__name__
+        writer.write(encode(GrammarReply(message.number, refusal, failure)))
 
     async def _send_outputs(self, router_id: str, writer: asyncio.StreamWriter) -> None:
         try:

@@ -9,6 +9,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 
 from rayinfer.errors import EngineDead
+from rayinfer.grammars.spec import StructuredOutputsParams
 from rayinfer.outputs import StepMessage
 from rayinfer.protocols import ControlAction, GenerationRequest, KVAddress, ModelDescription
 from rayinfer.transport.engine_connection import EngineConnection
@@ -59,6 +60,10 @@ class RayEngineClient:
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Abort requests; unknown ids are ignored."""
         await self._line.abort(request_ids)
+
+    async def compile_grammar(self, spec: StructuredOutputsParams, router_id: str) -> None:
+        """Have the engine compile a grammar; raises InvalidParameter for one that it refuses."""
+        await self._line.compile_grammar(spec, router_id)
 
     async def control(self, action: ControlAction) -> list[str]:
         """Run an action on the engine; returns its state."""

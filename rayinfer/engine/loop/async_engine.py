@@ -22,6 +22,7 @@ from rayinfer.engine.loop.self_check import needs_self_check, run_self_check
 from rayinfer.engine.loop.step_watchdog import StepWatchdog
 from rayinfer.engine.loop.stepped_engine import SteppedEngine
 from rayinfer.errors import EngineDead, RequestError, WrongEngineState
+from rayinfer.grammars.spec import StructuredOutputsParams
 from rayinfer.kv_transfer.stored_blocks import StoredBlocks
 from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
 from rayinfer.outputs import EngineStats, StepMessage, TokenDelta
@@ -72,6 +73,24 @@ class AsyncEngine:
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Abort requests before the next step; unknown ids are ignored."""
         self._commands.put(Abort(list(request_ids)))
+
+    async def compile_grammar(self, spec: StructuredOutputsParams, router_id: str) -> None:
+        """Compile a grammar at once, beside the steps; raises InvalidParameter for one that is refused, EngineDead."""
+        if self._is_over:
+            raise self._death()
+        try:
+            compiling = asyncio.wrap_future(self._engine.compile_grammar(spec))
+            try:
+                await asyncio.wait((compiling,))
+            finally:
+                compiling.cancel()  # where it has not begun and is not waited for any more
+            if not compiling.cancelled():
+                compiling.result()
+                return
+        except RuntimeError:  # of threads that begin nothing any more
+            if not self._is_over:
+                raise
+        raise self._death()
 
     async def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
         """Yield this router's messages; closing the iterator aborts all of the router's requests."""

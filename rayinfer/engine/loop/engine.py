@@ -20,6 +20,7 @@ from rayinfer.engine.scheduling.request_checks import checked_token_ids
 from rayinfer.engine.scheduling.scheduler import Scheduler
 from rayinfer.errors import EngineDead, InvalidParameter
 from rayinfer.grammars.compiler import CompiledGrammar, GrammarCompiler
+from rayinfer.grammars.spec import StructuredOutputsParams
 from rayinfer.kv_transfer.stored_blocks import StoredBlocks
 from rayinfer.outputs import EngineStats, FinishReason, TokenDelta
 from rayinfer.protocols import ControlAction, GenerationRequest, GetState, ModelDescription, Pause, Resume, Sleep, Wake
@@ -80,6 +81,10 @@ class Engine:
         if spec is None or self._grammars is None or self._grammars.has(spec):
             return None
         return self._grammars.start(spec)
+
+    def compile_grammar(self, spec: StructuredOutputsParams) -> Future[CompiledGrammar]:
+        """Start to compile a grammar beside the steps, from any thread; raises InvalidParameter without grammars."""
+        return self._compiler().start(spec)
 
     def abort(self, request_id: str) -> TokenDelta | None:
         """Abort a request and free what it holds; None if unknown or already finished and reported."""
@@ -201,9 +206,12 @@ class Engine:
         spec = request.sampling_params.structured_outputs
         if spec is None:
             return None
+        return self._compiler().compile(spec)
+
+    def _compiler(self) -> GrammarCompiler:
         if self._grammars is None:
             raise InvalidParameter(f"{self.description.name} has no structured_outputs", "structured_outputs")
-        return self._grammars.compile(spec)
+        return self._grammars
 
     def _checked_request(self, request: GenerationRequest, source_token_ids: Int32Array | None = None) -> Request:
         return new_request(

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+from rayinfer.grammars.spec import StructuredOutputsParams
 from rayinfer.outputs import EngineStats, TokenDelta
 from rayinfer.protocols import ControlAction, GenerationRequest, ModelDescription
 
@@ -21,6 +22,10 @@ class SteppedEngine(Protocol):
 
     def start_compiling(self, request: GenerationRequest) -> Future[Any] | None:
         """Start to compile what a request needs before it is added; None if there is nothing."""
+        ...
+
+    def compile_grammar(self, spec: StructuredOutputsParams) -> Future[Any]:
+        """Start to compile a grammar beside the steps, from any thread; raises InvalidParameter without grammars."""
         ...
 
     def abort(self, request_id: str) -> TokenDelta | None:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from rayinfer.errors import NotReady, Unavailable
+from rayinfer.grammars.spec import StructuredOutputsParams
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import RequestOutput
 from rayinfer.protocols import GenerationRequest, ModelDescription, ServiceStatus, TextGenerator
@@ -86,6 +87,10 @@ class VersionedGenerator:
     def generate(self, request: GenerationRequest) -> AsyncIterator[RequestOutput]:
         """Yield the outputs of the version that the request falls to."""
         return self._choose(request).generate(request)
+
+    async def compile_grammar(self, spec: StructuredOutputsParams) -> bool:
+        """Have an engine of the stable version compile a grammar; raises InvalidParameter for one that it refuses."""
+        return await self._stable.compile_grammar(spec)
 
     def describe(self) -> ModelDescription:
         """Describe the stable version; raises NotReady."""

@@ -36,6 +36,7 @@ class AnthropicEndpoints:
             return bool(body.stream), prepare_chat(message_request(body, model, self._service), self._service)
 
         streams, chat = await self._service.prepare(request, prepare)
+        await self._service.check_grammar(chat.generation)
         context = request_context(request)
         message_id = f"msg_{context.identity.name}"
         outputs = self._service.start(context, chat.generation, message_id)

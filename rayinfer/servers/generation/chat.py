@@ -107,6 +107,7 @@ class PreparedChat:
     text: str  # written by the template
     prompt: list[int]
     params: SamplingParams
+    form_field: str = "response_format"  # that asks for the form of the answers
     new_parser: Callable[[], ChoiceParser | None] = _no_parser
 
     @property
@@ -120,6 +121,7 @@ class PreparedChat:
             priority=self.request.priority,
             cache_salt=self.request.cache_salt,
             operation="chat",
+            form_field=self.form_field,
         )
 
     def new_answer(self) -> "ChatAnswer":
@@ -128,7 +130,7 @@ class PreparedChat:
 
 
 def prepare_chat(request: ChatRequest, service: GenerationService) -> PreparedChat:
-    """Render a conversation, tokenize it and compile what its answers are held to; raises RequestError."""
+    """Render a conversation, tokenize it and find what its answers are held to; raises RequestError."""
     model = request.model
     description = model.generator.describe()
     template = request.template or model.chat_template
@@ -144,9 +146,16 @@ def prepare_chat(request: ChatRequest, service: GenerationService) -> PreparedCh
         truncation=request.truncation,
     )
     answer = form.constrained(request.params, text, request.format_field)
-    service.check_grammar(model, answer.params, answer.field)
+    service.check_supports_grammars(model, answer.params, answer.field)
     new_parser = partial(form.new_parser, answer.tool_format, begins_inside=form.begins_in_reasoning(text))
-    return PreparedChat(request=request, text=text, prompt=prompt, params=answer.params, new_parser=new_parser)
+    return PreparedChat(
+        request=request,
+        text=text,
+        prompt=prompt,
+        params=answer.params,
+        form_field=answer.field,
+        new_parser=new_parser,
+    )
 
 
 class ChatAnswer:

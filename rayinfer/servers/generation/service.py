@@ -23,7 +23,7 @@ from rayinfer.servers.generation.beam_outputs import search_beams
 from rayinfer.servers.generation.generation_spans import generation_span
 from rayinfer.servers.generation.key_limits import check_model_and_priority, reserved_tokens, within_key_limits
 from rayinfer.servers.generation.prompt_outputs import PromptLists, PromptOutput, generate_outputs
-from rayinfer.servers.generation.structured_output import check_grammar
+from rayinfer.servers.generation.structured_output import check_grammar, check_supports_grammars
 from rayinfer.servers.json_body import LONG_BODY_BYTES, LongBodies, decode_object, read_body
 from rayinfer.servers.request_limits import DEFAULT_REQUEST_LIMITS, RequestLimits
 from rayinfer.servers.served_model import ServedModel
@@ -57,6 +57,7 @@ class PreparedGeneration:
     timeout_s: float | None = None  # the client's own; the service's applies too
     operation: str = "text_completion"  # OpenTelemetry's name of what is done
     inputs: Sequence[PredictionInput] = ()  # one for each prompt, for a model that does not generate
+    form_field: str = "structured_outputs"  # by which the client chose the form of the answer, if it did
     beams: BeamSearchParams | None = None  # a beam search; of `params`, the limits and the form of the answer count
 
     @property
@@ -115,9 +116,18 @@ class GenerationService:
         """Do the same for a request of so many bytes that is not JSON; raises RequestError."""
         return await self._long_bodies.run(work, num_bytes) if num_bytes > LONG_BODY_BYTES else work()
 
-    def check_grammar(self, model: ServedModel, params: SamplingParams, field: str) -> None:
-        """Check what the answer is held to, in a thread of low priority; `field` is the client's for it."""
-        check_grammar(self._grammar_checks, model, params, field)
+    def check_supports_grammars(self, model: ServedModel, params: SamplingParams, field: str) -> None:
+        """Raise InvalidParameter where the model cannot hold its answers to a form; `field` is the client's for it."""
+        if params.structured_outputs is not None:
+            check_supports_grammars(model, field)
+
+    async def check_grammar(self, generation: PreparedGeneration) -> None:
+        """Wait until what the answers are held to is compiled; raises InvalidParameter with the client's field.
+
+        Where that is not awaited, an engine that refuses a grammar ends its request with GenerationRefused.
+        """
+        if (spec := generation.params.structured_outputs) is not None:
+            await check_grammar(self._grammar_checks, generation.model, spec, generation.form_field)
 
     def remaining_s(self, context: RequestContext, own_s: float | None) -> float | None:
         """Return the time that a request has left, by its own limit and the service's; None for no limit.

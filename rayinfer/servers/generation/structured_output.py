@@ -1,12 +1,12 @@
 """The form that a request holds its answer to, from the fields of each protocol."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 from rayinfer.errors import InvalidParameter, shown
 from rayinfer.grammars.grammar_checks import GrammarChecks
 from rayinfer.grammars.spec import StructuredOutputsParams
-from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.served_model import ServedModel
 
 _TGI_KINDS = ("json", "json_schema", "regex")
@@ -36,15 +36,20 @@ def tgi_form(grammar: Mapping[str, Any] | None) -> StructuredOutputsParams | Non
     return _in_field("grammar", {"regex": value} if kind == "regex" else {"json": value})
 
 
-def check_grammar(checks: GrammarChecks, model: ServedModel, params: SamplingParams, field: str) -> None:
-    """Raise InvalidParameter, with the client's field, for a grammar that the model cannot follow."""
-    spec = params.structured_outputs
-    if spec is None:
-        return
+def check_supports_grammars(model: ServedModel, field: str) -> None:
+    """Raise InvalidParameter, with the client's field, for a model whose answers are held to no grammar."""
     if not model.generator.describe().supports_structured_outputs:
         raise InvalidParameter(f"{field} is not supported by this model.", field, "unsupported_parameter")
+
+
+async def check_grammar(checks: GrammarChecks, model: ServedModel, spec: StructuredOutputsParams, field: str) -> None:
+    """Raise InvalidParameter, with the client's field, for a grammar that does not compile.
+
+    An engine compiles it, for the request that follows; `checks` do where there is none.
+    """
     try:
-        checks.check(spec, model.tokenizer.special_texts)
+        if not await model.generator.compile_grammar(spec):
+            await asyncio.to_thread(checks.check, spec, model.tokenizer.special_texts)
     except InvalidParameter as error:
         message = error.message
         if field != "structured_outputs":

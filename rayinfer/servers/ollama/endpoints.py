@@ -85,6 +85,7 @@ class OllamaEndpoints:
         name = body.model or ""
         if chat is None:
             return _json(loaded_answer(name, is_chat=is_chat))
+        await self._service.check_grammar(chat.generation)
         context = request_context(request)
         outputs = self._service.start(context, chat.generation, f"ollama-{context.identity.name}")
         answer = OllamaAnswer(chat, name, context.identity.received_s, is_chat=is_chat)

@@ -63,8 +63,10 @@ def completion_of(body: OllamaGenerateBody, model: ServedModel, service: Generat
     description = model.generator.describe()
     limit = PromptLimit.of(description, "prompt")
     prompts = tokenize_prompts([text], model.tokenizer, description.vocab_size, limit, add_special_tokens=True)
-    service.check_grammar(model, request.params, request.format_field)
-    return PreparedChat(request=request, text=text, prompt=prompts[0], params=request.params)
+    service.check_supports_grammars(model, request.params, request.format_field)
+    return PreparedChat(
+        request=request, text=text, prompt=prompts[0], params=request.params, form_field=request.format_field
+    )
 
 
 def refuse(field: str) -> None:

@@ -54,11 +54,13 @@ class OpenAIEndpoints:
 
     async def create_chat_completion(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        return self._respond(request, await self._service.prepare(request, partial(self._chat_completion, request)))
+        validated = await self._service.prepare(request, partial(self._chat_completion, request))
+        return await self._respond(request, validated)
 
     async def create_completion(self, request: Request) -> Response:
         """POST /v1/completions."""
-        return self._respond(request, await self._service.prepare(request, partial(self._completion, request)))
+        validated = await self._service.prepare(request, partial(self._completion, request))
+        return await self._respond(request, validated)
 
     def _chat_completion(self, request: Request, raw: dict[str, Any]) -> ValidatedRequest:
         refuse_unsupported_fields(raw, is_chat=True)
@@ -91,7 +93,7 @@ class OpenAIEndpoints:
         description = model.generator.describe()
         body.check_ranges()
         params = completion_params(body, description, self._limits)
-        self._service.check_grammar(model, params, body.form_field)
+        self._service.check_supports_grammars(model, params, body.form_field)
         params = params.with_tokenized_bad_words(bad_word_tokenizer(model.tokenizer))
         prompts = completion_prompts(body, model, description, self._limits, params.max_tokens)
         echoes = bool(body.echo and body.logprobs is not None)
@@ -110,16 +112,18 @@ class OpenAIEndpoints:
             returns_logprobs=body.logprobs is not None,
         )
 
-    def _respond(self, request: Request, generation: ValidatedRequest) -> Response:
+    async def _respond(self, request: Request, validated: ValidatedRequest) -> Response:
+        generation = validated.prepared(header_priority(request))
+        await self._service.check_grammar(generation)
         context = request_context(request)
-        if generation.body.request_id:
-            context.identity.rename(generation.body.request_id)  # over the header's, which proxies set as well
-        settings = generation.response_settings(context.identity.name)
-        outputs = self._service.start(context, generation.prepared(header_priority(request)), settings.id)
-        if generation.body.stream:
-            return StreamedResponse(outputs, ChunkWriter(settings, generation.shape))
+        if validated.body.request_id:
+            context.identity.rename(validated.body.request_id)  # over the header's, which proxies set as well
+        settings = validated.response_settings(context.identity.name)
+        outputs = self._service.start(context, generation, settings.id)
+        if validated.body.stream:
+            return StreamedResponse(outputs, ChunkWriter(settings, validated.shape))
         answer = ResponseAggregate(settings)
-        return WholeResponse(outputs, answer, answer.chat_completion if generation.shape is CHAT else answer.completion)
+        return WholeResponse(outputs, answer, answer.chat_completion if validated.shape is CHAT else answer.completion)
 
 
 def _model_card(model: ServedModel) -> dict[str, Any]:

@@ -41,6 +41,7 @@ class ValidatedRequest:
             length_field=self.body.length_field,
             priority=priority,
             cache_salt=self.body.cache_salt or "",
+            form_field=self.body.form_field,
             beams=self.beams,
         )
 

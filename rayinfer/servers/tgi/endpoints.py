@@ -20,6 +20,7 @@ from rayinfer.servers.openai.unsupported_fields import refuse_unsupported_fields
 from rayinfer.servers.path_models import find_path_model
 from rayinfer.servers.served_model import PLACEHOLDERS, ServedModel
 from rayinfer.servers.tgi.generation import (
+    FORM_FIELD,
     TgiGeneration,
     input_token_ids,
     make_generation,
@@ -119,10 +120,11 @@ class TgiEndpoints:
             streams = bool(body.stream) if stream is None else stream
             limits = self._service.limits
             generation = make_generation(body, model, limits, stream=streams, returns_full_text=is_root)
-            self._service.check_grammar(model, generation.params, "grammar")
+            self._service.check_supports_grammars(model, generation.params, FORM_FIELD)
             return generation, streams
 
         generation, streams = await self._service.prepare(request, prepare)
+        await self._service.check_grammar(generation.prepared())
         timings = Timings(context.identity.received_s)
         response_id = f"tgi-{context.identity.name}"
         outputs = self._service.start(context, generation.prepared(), response_id)

@@ -17,6 +17,7 @@ from rayinfer.servers.tgi.schemas import GenerateBody, GenerateParameters
 
 DEFAULT_NEW_TOKENS = 1024  # at most, and no more than the context leaves
 MAX_TRUNCATED_TOKENS = 2**18  # before truncation: lists of more take long
+FORM_FIELD = "grammar"
 
 _SAME_NAME = (
     *("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "frequency_penalty"),
@@ -42,7 +43,11 @@ class TgiGeneration:
     def prepared(self) -> PreparedGeneration:
         """Return what the service generates from."""
         return PreparedGeneration(
-            model=self.model, params=self.params, prompts=[self.prompt], length_field=self.length_field
+            model=self.model,
+            params=self.params,
+            prompts=[self.prompt],
+            length_field=self.length_field,
+            form_field=FORM_FIELD,
         )
 
 

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from rayinfer.errors import EngineDead
+from rayinfer.errors import EngineDead, InvalidParameter
+from rayinfer.grammars.spec import StructuredOutputsParams
 from rayinfer.outputs import NO_BOUNDS, Credits, EngineStats, StepMessage, TokenDelta
 from rayinfer.protocols import ControlAction, GenerationRequest, ModelDescription
 
@@ -70,6 +71,9 @@ class CountingEngine:
                 yield message
         finally:
             self.running.clear()  # as the real one does when a router's line is closed
+
+    async def compile_grammar(self, spec: StructuredOutputsParams, router_id: str) -> None:
+        raise InvalidParameter("no grammars here", "structured_outputs")
 
     async def control(self, action: ControlAction) -> list[str]:
         return ["running"]

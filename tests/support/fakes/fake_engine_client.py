@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from rayinfer.grammars.spec import StructuredOutputsParams
 from rayinfer.outputs import EngineStats, FinishReason, StepMessage, TokenDelta
 from rayinfer.protocols import ControlAction, GenerationRequest, GetState, ModelDescription, Pause, Sleep
 
@@ -34,6 +35,10 @@ class FakeEngineClient:
         self.control_error: Exception | None = None
         self.control_may_return = asyncio.Event()
         self.control_may_return.set()
+        self.compiled: list[StructuredOutputsParams] = []
+        self.grammar_error: Exception | None = None
+        self.grammar_may_compile = asyncio.Event()
+        self.grammar_may_compile.set()
         self._num_said: dict[str, int] = {}
         self._messages: asyncio.Queue[StepMessage | Exception] = asyncio.Queue()
 
@@ -53,6 +58,12 @@ class FakeEngineClient:
     async def abort(self, request_ids: Sequence[str]) -> None:
         await self.abort_may_return.wait()
         self.aborted += request_ids
+
+    async def compile_grammar(self, spec: StructuredOutputsParams, router_id: str) -> None:
+        self.compiled.append(spec)
+        await self.grammar_may_compile.wait()
+        if self.grammar_error is not None:
+            raise self.grammar_error
 
     async def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
         self.is_listened_to = True

@@ -28,6 +28,7 @@ from rayinfer.engine.scheduling.kv_offload import KVOffload
 from rayinfer.engine.scheduling.scheduler import Scheduler
 from rayinfer.engine.scheduling.stored_prefixes import StoredPrefixes
 from rayinfer.errors import EngineDead
+from rayinfer.grammars.compiler import GrammarCompiler
 from rayinfer.kv_cache.block_manager import BlockManager
 from rayinfer.kv_store.store import KVBlockStore
 from rayinfer.kv_store.transfers import BlockTransfers
@@ -384,6 +385,7 @@ def drive(
     drafter: Drafter | None = None,
     speculation: Speculation = "auto",
     recent_answers: RecentAnswers | None = None,
+    grammars: GrammarCompiler | None = None,
 ) -> Driven:
     """Build an engine over a small pool."""
     executor = FakeExecutor(
@@ -423,7 +425,7 @@ def drive(
         block_size=block_size,
         eos_token_ids=eos_token_ids,
     )
-    engine = Engine(description=description, scheduler=scheduler, executor=executor, clock=clock)
+    engine = Engine(description=description, scheduler=scheduler, executor=executor, grammars=grammars, clock=clock)
     return Driven(engine, executor, scheduler, clock, budget=budget)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rayinfer.errors import NotReady, QueueFull
+from rayinfer.grammars.spec import StructuredOutputsParams
 from rayinfer.outputs import CompletionOutput, EngineStats, FinishReason, Logprob, RequestOutput, TokenLogprobs
 from rayinfer.protocols import GenerationRequest, ModelDescription, ServiceStatus
 
@@ -39,6 +40,8 @@ class FakeGenerator:
     failure: Exception | None = None  # raised after the first output
     scores_prompts: bool = True
     supports_structured_outputs: bool = False
+    grammar_refusal: Exception | None = None  # raised by an engine that compiles grammars
+    grammars: list[StructuredOutputsParams] = field(default_factory=list)  # that were to be compiled
     blocks_after: int | None = None  # outputs after which it waits for `release`
     not_ready: str = ""
     max_model_len: int = 256
@@ -73,6 +76,13 @@ class FakeGenerator:
             self.has_aborted.set()
             raise
         self.finished.append(request.request_id)
+
+    async def compile_grammar(self, spec: StructuredOutputsParams) -> bool:
+        """Refuse a grammar, or leave it to the server."""
+        self.grammars.append(spec)
+        if self.grammar_refusal is not None:
+            raise self.grammar_refusal
+        return False
 
     def describe(self) -> ModelDescription:
         """Describe a small model."""

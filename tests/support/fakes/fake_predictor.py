@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rayinfer.errors import InvalidParameter
+from rayinfer.grammars.spec import StructuredOutputsParams
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import EngineStats, StepMessage, TokenDelta
 from rayinfer.predictions import PredictionOutput, PredictorDescription
@@ -102,6 +104,9 @@ class FakePredictor:
                 messages.append(self._messages.get_nowait())
             for message in reversed(messages):  # the last one is answered first: nobody may rely on the order
                 yield message
+
+    async def compile_grammar(self, spec: StructuredOutputsParams, router_id: str) -> None:
+        raise InvalidParameter("no grammars here", "structured_outputs")
 
     async def control(self, action: ControlAction) -> list[str]:
         return ["running"]

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import numpy as np
 
+from rayinfer.grammars.spec import StructuredOutputsParams
 from rayinfer.outputs import CompletionOutput, RequestOutput
 from rayinfer.prediction_outputs import prediction_output
 from rayinfer.predictions import PredictionInput, PredictionOutput, PredictorDescription
@@ -63,6 +64,9 @@ class HeldPredictor:
             finished=True,
             prediction=prediction,
         )
+
+    async def compile_grammar(self, spec: StructuredOutputsParams) -> bool:
+        return False
 
     def describe(self) -> ModelDescription:
         """Describe a predictor of embeddings of two numbers."""

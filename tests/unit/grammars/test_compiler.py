@@ -8,7 +8,7 @@ from llguidance import LLMatcher
 
 from rayinfer.errors import InvalidParameter
 from rayinfer.grammars.compilation import NICENESS, CompilationThreads
-from rayinfer.grammars.compiler import MAX_LATEST_GRAMMARS, GrammarCompiler, TokenizerFile
+from rayinfer.grammars.compiler import MAX_LATEST_GRAMMARS, MAX_REFUSED_GRAMMARS, GrammarCompiler, TokenizerFile
 from rayinfer.grammars.spec import StructuredOutputsParams
 from support.structured.byte_tokenizer import byte_tokenizer_json
 
@@ -49,6 +49,24 @@ def test_equal_grammars_are_compiled_once_and_matched_apart(compiler):
     one, other = compiler.matcher(spec_of(1)), compiler.matcher(spec_of(1))
     one.consume_token(ord("a"))
     assert one.compute_bitmask() != other.compute_bitmask()
+
+
+def test_a_refused_grammar_is_not_compiled_again(compiler):
+    def run(work):
+        ran.append(work)
+        return work()
+
+    ran = []
+    for _ in range(3):
+        with pytest.raises(InvalidParameter, match="regex"):
+            compiler.compile(StructuredOutputsParams(regex="("), run)
+    assert len(ran) == 1
+    for number in range(MAX_REFUSED_GRAMMARS):
+        with pytest.raises(InvalidParameter, match="structural_tag"):
+            compiler.compile(StructuredOutputsParams(structural_tag={"structures": [], "number": number}), run)
+    with pytest.raises(InvalidParameter, match="regex"):
+        compiler.compile(StructuredOutputsParams(regex="("), run)
+    assert len(ran) == 2  # of the refused ones, the latest are kept
 
 
 def test_the_tokenizer_is_read_before_the_first_grammar_comes():

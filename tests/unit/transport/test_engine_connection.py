@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from rayinfer.errors import EngineDead
+from rayinfer.errors import EngineDead, InvalidParameter, RequestFailed
+from rayinfer.grammars.spec import StructuredOutputsParams
 from rayinfer.liveness import LivenessLimits
 from rayinfer.transport.engine_connection import EngineConnection
 from rayinfer.transport.engine_messages import VERSION, RouterHello, Submit
@@ -158,6 +159,67 @@ async def test_an_engine_that_is_shut_down_ends_its_outputs():
         await engine.shutdown()
         left = [message async for message in messages]
     assert len(left) < 10
+
+
+SPECS = [
+    StructuredOutputsParams(json={"type": "object"}, disable_any_whitespace=True),
+    StructuredOutputsParams(choice=["ä", "b"], reasoning_tags=("<think>", "</think>"), begins_in_reasoning=True),
+]
+
+
+async def test_grammars_are_compiled_beside_messages():
+    engine = FakeEngineClient()
+    async with listening(engine) as address:
+        router, messages = await listener(engine, address)
+        reading = asyncio.ensure_future(first(messages))
+        for spec in SPECS:
+            await asyncio.wait_for(router.compile_grammar(spec, "r"), SOON_S)
+        assert engine.compiled == SPECS
+        engine.grammar_may_compile.clear()
+        compiling = asyncio.ensure_future(router.compile_grammar(SPECS[0], "r"))
+        await until(lambda: len(engine.compiled) == 3)
+        engine.say(engine.delta("a/0", [5]))
+        assert (await reading).deltas[0].token_ids == [5]  # it waits for no grammar
+        engine.grammar_may_compile.set()
+        reading = asyncio.ensure_future(first(messages))
+        await asyncio.wait_for(compiling, SOON_S)
+        reading.cancel()
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "message"),
+    [
+        (
+            InvalidParameter("too much (limit step_max_items: 20000)", "structured_outputs"),
+            InvalidParameter,
+            "step_max",
+        ),
+        (ZeroDivisionError("inner details"), RequestFailed, "failed to compile a grammar: ZeroDivisionError"),
+    ],
+)
+async def test_a_refused_grammar_harms_nothing_else(error, raised, message):
+    engine = FakeEngineClient()
+    engine.grammar_error = error
+    async with listening(engine) as address:
+        router, messages = await listener(engine, address)
+        reading = asyncio.ensure_future(first(messages))
+        with pytest.raises(raised, match=message):
+            await asyncio.wait_for(router.compile_grammar(SPECS[0], "r"), SOON_S)
+        engine.say(engine.delta("a/0", [5]))
+        assert (await reading).deltas[0].token_ids == [5]
+
+
+async def test_an_engine_that_ends_ends_its_compilations():
+    engine = FakeEngineClient()
+    engine.grammar_may_compile.clear()
+    async with listening(engine) as address:
+        router, messages = await listener(engine, address)
+        reading = asyncio.ensure_future(first(messages))
+        compiling = asyncio.ensure_future(router.compile_grammar(SPECS[0], "r"))
+        await until(lambda: engine.compiled)
+    for waiting in (reading, compiling):
+        with pytest.raises(EngineDead):
+            await asyncio.wait_for(waiting, SOON_S)
 
 
 async def test_an_engine_that_is_not_there_cannot_be_reached():

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
 from rayinfer.engine.loop.output_queue import OutputQueue
+from rayinfer.errors import InvalidParameter
+from rayinfer.grammars.spec import StructuredOutputsParams
 from rayinfer.outputs import Credits, EngineState, EngineStats, StepMessage, TokenDelta
 from rayinfer.protocols import ControlAction, GenerationRequest, ModelDescription
 from rayinfer.tokenization.tokenizer import Tokenizer
@@ -17,11 +19,15 @@ KV_BLOCKS_TOTAL = 1 << 20
 
 
 class AlwaysRunning:
-    """EngineControl without effect."""
+    """EngineControl without effect, of an engine without grammars."""
 
     async def control(self, action: ControlAction) -> list[str]:
         """Return that the engine is running."""
         return [EngineState.RUNNING]
+
+    async def compile_grammar(self, spec: StructuredOutputsParams, router_id: str) -> None:
+        """Refuse: there is no model, and so no grammar."""
+        raise InvalidParameter("an engine without a model has no structured_outputs", "structured_outputs")
 
 
 @dataclass(kw_only=True, slots=True)

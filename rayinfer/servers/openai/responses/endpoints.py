@@ -43,6 +43,7 @@ class ResponsesEndpoints:
             return responses_request(body, model, self._service, partial(self._store.find, owner))
 
         prepared = await self._service.prepare(request, prepare)
+        await self._service.check_grammar(prepared.chat.generation)
         context = request_context(request)
         response_id = f"resp_{uuid.uuid4().hex}"  # ours, as it is looked up by it
         outputs = self._service.start(context, prepared.chat.generation, response_id)

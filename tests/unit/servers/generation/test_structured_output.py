@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from rayinfer.errors import InvalidParameter, RequestFailed
 from rayinfer.grammars.spec import StructuredOutputsParams
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -98,14 +99,59 @@ async def test_wrong_grammars_of_tgi_are_refused(client, generator, grammar):
     assert not generator.requests
 
 
+TALK = {"model": "org/tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 20}
+JSON_FORMAT = {"type": "json_schema", "json_schema": {**NAMED, "schema": SCHEMA}}
+FORMED = {  # path: body with a form, and the client's name for it
+    "/v1/completions": ({"prompt": "a", "response_format": JSON_FORMAT}, "response_format"),
+    "/v1/chat/completions": (TALK | {"structured_outputs": {"json": SCHEMA}, "n": 3}, "structured_outputs"),
+    "/v1/responses": (
+        {"input": "a", "text": {"format": {"type": "json_schema", **NAMED, "schema": SCHEMA}}},
+        "text.format",
+    ),
+    "/v1/messages": (
+        TALK | {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+        "output_config.format",
+    ),
+    "/api/chat": (TALK | {"format": SCHEMA}, "format"),
+    "/api/generate": ({"model": "org/tiny", "prompt": "a", "raw": True, "format": SCHEMA}, "format"),
+    "/generate": ({"inputs": "a", "parameters": {"grammar": {"type": "json", "value": SCHEMA}}}, "grammar"),
+    "/generate_stream": ({"inputs": "a", "parameters": {"grammar": {"type": "json", "value": SCHEMA}}}, "grammar"),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", FORMED)
+async def test_what_an_engine_refuses_is_refused_before_a_stream_begins(client, generator, path, stream):
+    problem = "too much (limit max_lexer_states: 20000)"
+    generator.grammar_refusal = InvalidParameter(f"structured_outputs.json: {problem}", "structured_outputs")
+    body, field = FORMED[path]
+    response = await client.post(path, json=body | {"stream": stream})
+    assert response.status_code == (422 if path.startswith("/generate") else 400), response.text
+    name = "structured_outputs.json" if field == "structured_outputs" else field
+    assert f"{name}: {problem}" in response.text
+    assert len(generator.grammars) == 1  # once for all choices
+    assert not generator.requests
+
+
+async def test_a_response_in_the_background_is_refused_at_once(client, generator):
+    generator.grammar_refusal = InvalidParameter("structured_outputs.json: too much", "structured_outputs")
+    response = await client.post("/v1/responses", json=FORMED["/v1/responses"][0] | {"background": True})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "text.format")
+
+
+async def test_a_grammar_that_an_engine_fails_to_compile_is_an_internal_error(client, generator):
+    generator.grammar_refusal = RequestFailed("inner details")
+    response = await client.post("/v1/completions", json=FORMED["/v1/completions"][0])
+    assert response.status_code == 500
+    assert "inner details" not in response.text
+    assert not generator.requests
+
+
 async def test_models_without_grammars_say_so(client, generator):
     generator.supports_structured_outputs = False
     answer = await post(client, {"structured_outputs": {"regex": "a"}})
     assert answer.status_code == 400
     assert "not supported by this model" in answer.json()["error"]["message"]
-
-
-TALK = {"model": "org/tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 20}
 
 
 @pytest.mark.parametrize(
