@@ -1,7 +1,7 @@
-"""Checks of grammars where there is no model: in servers, before a request is sent to an engine."""
+"""Checks of grammars where there is no model: in servers, while there is no engine that could compile them."""
 
-import threading
 from collections import OrderedDict
+from concurrent.futures import Future
 from functools import lru_cache
 
 from llguidance import LLTokenizer, TokenizerWrapper
@@ -34,22 +34,23 @@ class GrammarChecks:
 
     def __init__(self) -> None:
         self._threads = CompilationThreads("grammar-checks")
-        self._verdicts: OrderedDict[tuple[bytes, tuple[str, ...]], str | None] = OrderedDict()
-        self._lock = threading.Lock()
+        self._verdicts: OrderedDict[tuple[bytes, tuple[str, ...]], str | None] = OrderedDict()  # of one thread
 
     def check(self, spec: StructuredOutputsParams, special_tokens: tuple[str, ...] = ()) -> None:
         """Wait until the grammar is known to compile; raises InvalidParameter."""
+        self.start(spec, special_tokens).result()
+
+    def start(self, spec: StructuredOutputsParams, special_tokens: tuple[str, ...] = ()) -> Future[None]:
+        """Begin to compile the grammar; the future raises InvalidParameter for one that does not compile."""
+        return self._threads.submit(lambda: self._compile(spec, special_tokens))
+
+    def _compile(self, spec: StructuredOutputsParams, special_tokens: tuple[str, ...]) -> None:
         key = grammar_digest(spec), special_tokens
-        with self._lock:
-            is_known = key in self._verdicts
-            verdict = self._verdicts.get(key)
-        if not is_known:
-            verdict = self._threads.submit(lambda: _verdict(spec, special_tokens, self._threads.run_low)).result()
-            with self._lock:
-                self._verdicts[key] = verdict
-                while len(self._verdicts) > MAX_VERDICTS:
-                    self._verdicts.popitem(last=False)
-        if verdict is not None:
+        if key not in self._verdicts:
+            self._verdicts[key] = _verdict(spec, special_tokens, self._threads.run_low)
+            while len(self._verdicts) > MAX_VERDICTS:
+                self._verdicts.popitem(last=False)
+        if (verdict := self._verdicts[key]) is not None:
             raise InvalidParameter(verdict, "structured_outputs")
 
 

@@ -49,7 +49,7 @@ async def check_grammar(checks: GrammarChecks, model: ServedModel, spec: Structu
     """
     try:
         if not await model.generator.compile_grammar(spec):
-            await asyncio.to_thread(checks.check, spec, model.tokenizer.special_texts)
+            await asyncio.wrap_future(checks.start(spec, model.tokenizer.special_texts))
     except InvalidParameter as error:
         message = error.message
         if field != "structured_outputs":
