@@ -66,8 +66,8 @@ def compile_grammar(
 def _compile_text(text: str, tokenizer: LLTokenizer) -> tuple[LLMatcher, str | None]:
     limits = LLParserLimits(**LIMITS, verbose_errors=False)  # type: ignore[arg-type]
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
-    # Some limits are only met by a mask, or behind the tokens that every answer begins with.
-    return matcher, _error_at(matcher) or _error_at(_after_forced_tokens(matcher))
+    # Some limits are only met by a mask, or behind the text that every answer begins with.
+    return matcher, _error_at(matcher) or _error_at(_after_forced_text(matcher, tokenizer))
 
 
 def _error_at(matcher: LLMatcher) -> str | None:
@@ -76,9 +76,13 @@ def _error_at(matcher: LLMatcher) -> str | None:
     return matcher.get_error() if matcher.is_error() else None
 
 
-def _after_forced_tokens(matcher: LLMatcher) -> LLMatcher:
+def _after_forced_text(matcher: LLMatcher, tokenizer: LLTokenizer) -> LLMatcher:
     ahead = matcher.deep_copy()
     ahead.consume_tokens(ahead.compute_ff_tokens())
+    if not ahead.is_error() and not ahead.is_stopped():
+        # The last of its tokens are not forced where others span its end.
+        rest = tokenizer.tokenize_bytes(ahead.compute_ff_bytes())
+        ahead.consume_tokens(rest[: ahead.validate_tokens(rest)])
     return ahead
 
 

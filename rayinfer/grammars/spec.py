@@ -11,6 +11,7 @@ from rayinfer.errors import InvalidParameter, shown
 
 MAX_GRAMMAR_CHARS = 2**16
 MAX_CHOICE_ITEMS = 4096
+MAX_NESTING = 256  # engines read the text again, and none may fail to by the depth of its own calls
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _NAME = "structured_outputs"
 
@@ -116,10 +117,23 @@ def _json_text(field: str, value: object) -> str:
         raise _invalid(field, problem) from None
     if not isinstance(parsed, dict):
         raise _invalid(field, f"must be an object, got {shown(parsed)}")
+    if value.count("{") + value.count("[") > MAX_NESTING and _is_nested_deeper(parsed, MAX_NESTING):
+        raise _invalid(field, f"must be nested at most {MAX_NESTING} deep")
     if "x-guidance" in parsed:
         raise _invalid(field, "must not have the keyword x-guidance")
     _check_text(field, value)
     return value
+
+
+def _is_nested_deeper(value: Any, depth: int) -> bool:
+    """Return whether JSON has more lists and objects inside each other, without recursion."""
+    level = [value]
+    for _ in range(depth):
+        children = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [child for each in children for child in each if isinstance(child, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def _choices(values: object) -> tuple[str, ...]:

@@ -1,4 +1,6 @@
-"""A tokenizer.json with a token for each byte and one for the end."""
+"""A tokenizer.json with a token for each byte, one for the end, and perhaps some of two bytes."""
+
+from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
@@ -6,10 +8,11 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 
-def byte_tokenizer_json() -> str:
-    """Return its contents; token 256 is the end."""
+def byte_tokenizer_json(pairs: Sequence[str] = ()) -> str:
+    """Return its contents; token 256 is the end, and those of the pairs follow it."""
     vocab = {symbol: byte for byte, symbol in enumerate(_symbols())}
-    tokenizer = Tokenizer(BPE(vocab=vocab, merges=[]))
+    vocab |= {"<|end|>": 256} | {pair: 257 + index for index, pair in enumerate(pairs)}
+    tokenizer = Tokenizer(BPE(vocab=vocab, merges=[(first, second) for first, second in pairs]))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevelDecoder()
     tokenizer.add_special_tokens(["<|end|>"])

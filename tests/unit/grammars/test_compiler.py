@@ -69,6 +69,15 @@ def test_a_refused_grammar_is_not_compiled_again(compiler):
     assert len(ran) == 2  # of the refused ones, the latest are kept
 
 
+def test_limits_behind_the_forced_text_are_met_whatever_tokens_spell_it():
+    compiler = GrammarCompiler(lambda: TokenizerFile(byte_tokenizer_json(['{"']), ()), 258, [256])
+    schema = {"type": "object", "properties": {f"p{index}": {} for index in range(400)}}
+    with pytest.raises(InvalidParameter, match="max_items_in_row: 1000"):
+        compiler.compile(StructuredOutputsParams(json=schema))
+    compiler.compile(StructuredOutputsParams(json={"type": "object", "properties": {"a": {}}}))
+    compiler.close()
+
+
 def test_the_tokenizer_is_read_before_the_first_grammar_comes():
     reads = queue.SimpleQueue()
 

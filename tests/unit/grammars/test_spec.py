@@ -21,6 +21,7 @@ from rayinfer.sampling_params import SamplingParams
         ({"json": {"type": {1, 2}}}, "json must be JSON"),
         ({"json": {"minimum": float("nan")}}, "json must be JSON"),
         ({"json": "[" * 60_000}, "nested too deeply"),
+        ({"json": '{"a":' * 256 + "{}" + "}" * 256}, "json must be nested at most 256 deep"),
         ({"json": {"x-guidance": {"lenient": True}}}, "x-guidance"),
         ({"json": {"enum": ["a" * MAX_GRAMMAR_CHARS]}}, f"at most {MAX_GRAMMAR_CHARS} characters"),
         ({"grammar": "a" * (MAX_GRAMMAR_CHARS + 1)}, f"at most {MAX_GRAMMAR_CHARS} characters"),
@@ -58,3 +59,13 @@ def test_settings_that_contradict_a_grammar_are_refused(setting):
     with pytest.raises(InvalidParameter, match="not allowed beside structured_outputs") as caught:
         SamplingParams(structured_outputs={"regex": "a"}, **setting)
     assert caught.value.param in setting
+
+
+def test_what_is_accepted_is_read_again_from_the_depth_of_any_calls():
+    deepest = StructuredOutputsParams(json='{"a":' * 255 + "{}" + "}" * 255)
+    sent = msgspec.msgpack.encode(deepest)
+
+    def read(num_calls):
+        return read(num_calls - 1) if num_calls else msgspec.msgpack.decode(sent, type=StructuredOutputsParams)
+
+    assert read(300) == deepest
