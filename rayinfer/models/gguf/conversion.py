@@ -37,11 +37,13 @@ def convert_gguf(
     progress: bool = False,
     generation_config: Mapping[str, Any] | None = None,
     keeps_blocks: bool = False,
+    notes_source: bool = True,
 ) -> None:
     """Write the model in `file` into the folder `out`, one tensor in memory at a time.
 
     `generation_config` holds keys that the file lacks. Matrices are dequantized or, with `keeps_blocks`, keep the
-    file's own blocks where these are of a kind that `models/quantized/gguf_blocks.py` reads.
+    file's own blocks where these are of a kind that `models/quantized/gguf_blocks.py` reads. With
+    `notes_source` the folder names the file, so that its blocks can be kept later.
     """
     source = GgufFile(file)
     name = source.require("general.architecture")
@@ -57,9 +59,10 @@ def convert_gguf(
     _write_json(out / "config.json", config)
     end_tokens = {key: config[key] for key in config if key.endswith("_token_id")}
     _write_json(out / GENERATION_CONFIG, end_tokens | _sampling_keys(source) | dict(generation_config or {}))
-    status = file.stat()
-    note = {"file": str(file.resolve()), "size": status.st_size, "mtime_ns": status.st_mtime_ns}
-    _write_json(out / SOURCE_NOTE, note)
+    if notes_source:
+        status = file.stat()
+        note = {"file": str(file.resolve()), "size": status.st_size, "mtime_ns": status.st_mtime_ns}
+        _write_json(out / SOURCE_NOTE, note)
     write_tokenizer(source, out, max_length=config["max_position_embeddings"])
     blocks = _names_in_blocks(source) if keeps_blocks else []
     _write_weights(source, architecture, out / (PLAIN_WEIGHTS if blocks else SINGLE_WEIGHTS), blocks, progress=progress)
