@@ -1,5 +1,6 @@
 """Predictions: what is computed of an input by a model that does not generate, as it travels between processes."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -23,6 +24,19 @@ class ImageLimits:
 
 
 DEFAULT_IMAGE_LIMITS = ImageLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInput:
+    """An encoded image of a prompt, JPEG, PNG or WebP, and the digest by which engines know it again."""
+
+    content: bytes = field(repr=False)
+    digest: bytes  # SHA-256 of the content
+
+    @classmethod
+    def of(cls, content: bytes) -> "ImageInput":
+        """Digest an encoded image."""
+        return cls(content, hashlib.sha256(content).digest())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from rayinfer.errors import Unavailable
 from rayinfer.grammars.spec import StructuredOutputsParams
 from rayinfer.outputs import EngineStats, RequestOutput, StepMessage
-from rayinfer.predictions import PredictionInput, PredictorDescription
+from rayinfer.predictions import ImageInput, PredictionInput, PredictorDescription
 from rayinfer.predictions import TensorSpec as TensorSpec
 from rayinfer.sampling_params import SamplingParams
 
@@ -103,12 +103,18 @@ class GenerationRequest:
     trace: bool = False  # whether its events are recorded
     prediction: PredictionInput | None = None  # for a predictor; then nothing is generated
     kv_source: KVSource | None = None  # set by the router
+    images: tuple[ImageInput, ...] = ()  # of the prompt, in the order of their tokens
 
     @property
     def num_input_tokens(self) -> int:
         """Tokens of its prompt, or those that its input counts as."""
         num_prompt_tokens = len(self.prompt_token_ids)
         return num_prompt_tokens if self.prediction is None else self.prediction.num_tokens(num_prompt_tokens)
+
+    @property
+    def image_digests(self) -> tuple[bytes, ...]:
+        """Digests of the prompt's images, by which prefixes of equal tokens differ."""
+        return tuple(image.digest for image in self.images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +148,7 @@ class ModelDescription:
     kernels: str = ""  # what computes: a CPU kernel path, triton or torch; empty: unknown
     device: str = ""  # CPU threads or GPUs of the engine, for operators; empty: unknown
     kv_store: SharedStore | None = None  # where the engine finds blocks of others
+    takes_images: bool = False  # whether prompts may have images
     speculation: str = ""  # drafts of next tokens, or why there are none; empty: off
 
     def longest_prompt(self, *, generates: bool = True) -> int:

@@ -17,6 +17,7 @@ from rayinfer.engine.drafting.drafter import Drafter
 from rayinfer.engine.drafting.grammar_drafter import GrammarDrafter
 from rayinfer.engine.drafting.prompt_lookup import PromptLookup
 from rayinfer.engine.drafting.recent_answers import RecentAnswers
+from rayinfer.engine.image_encoding import build_image_encoder
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.engine.loop.schedule_recorder import ScheduleRecorder
 from rayinfer.engine.machine_store import check_store_settings, open_stored_blocks, open_transfers
@@ -31,6 +32,7 @@ from rayinfer.engine.scheduling.scheduler import Scheduler
 from rayinfer.engine.scheduling.stored_prefixes import StoredPrefixes
 from rayinfer.engine.worker.cpu_kernels import use_cpu_kernels
 from rayinfer.engine.worker.draft_models.draft_checks import check_draft_model
+from rayinfer.engine.worker.images.image_encoder import ImageEncoder
 from rayinfer.engine.worker.worker import Worker, build_worker
 from rayinfer.errors import ConfigError
 from rayinfer.kv_cache.block_manager import BlockManager
@@ -68,13 +70,14 @@ def build_engine(
     """
     model = _check_settings(config, folder)
     defaults = default_sampling_params(config, folder)
+    images = build_image_encoder(config, folder, model)
     if config.num_ranks == 1:
         worker = build_worker(config, folder)
-        return _assemble(model, worker, worker.executor, config, defaults, recorder, drafter)
+        return _assemble(model, worker, worker.executor, config, defaults, recorder, drafter, images)
     # By name: engines of one rank load nothing for several.
     distributed = importlib.import_module("rayinfer.engine.distributed.build_group")
     worker, executor = distributed.build_group(config, folder, rendezvous, group_timeout_s)
-    return _assemble(model, worker, executor, config, defaults, recorder, drafter)
+    return _assemble(model, worker, executor, config, defaults, recorder, drafter, images)
 
 
 class EncoderDecoderEngine(Engine):
@@ -105,6 +108,7 @@ def _assemble(
     defaults: Mapping[str, Any],
     recorder: ScheduleRecorder | None,
     drafter: Drafter | None,
+    images: ImageEncoder | None,
 ) -> Engine:
     config, caches_prefixes = worker.config, worker.caches_prefixes
     block_manager = BlockManager(worker.num_blocks, config.block_size, enable_prefix_caching=caches_prefixes)
@@ -143,11 +147,12 @@ def _assemble(
         kernels=_kernels(any_device(), torch_dtype(config.dtype, model)),
         device=_device(any_device(), config.num_ranks),
         kv_store=None if stored_prefixes is None else stored_prefixes.shared_store,
+        takes_images=images is not None,
         speculation=_speculation(worker),
     )
     _logger.info("engine for %s: %s", description.name, description.capacity)
     parts: dict[str, Any] = {"description": description, "scheduler": scheduler, "executor": executor}
-    parts |= {"grammars": worker.grammars, "stored_blocks": _stored_blocks(model, worker)}
+    parts |= {"grammars": worker.grammars, "images": images, "stored_blocks": _stored_blocks(model, worker)}
     if recorder is None and given.record_schedule is not None:
         recorder = FileRecorder(Path(given.record_schedule), _recorded(given, config, worker.num_blocks))
     if recorder is not None:

@@ -13,10 +13,19 @@ ROOT_HASH = bytes(16)
 _LITTLE_ENDIAN_INT32 = np.dtype("<i4")
 
 
-def prefix_salt(tenant: str, cache_salt: str, adapter: str | None, weights_version: int = 0) -> bytes:
-    """Make the salt that separates prefixes of equal tokens; routers and engines must agree on it."""
+def prefix_salt(
+    tenant: str,
+    cache_salt: str,
+    adapter: str | None,
+    weights_version: int = 0,
+    image_digests: Sequence[bytes] = (),
+) -> bytes:
+    """Make the salt that separates prefixes of equal tokens; routers and engines must agree on it.
+
+    A prompt with images is known by its tokens and the digests of all its images.
+    """
     # By repr, no two tuples give the same text, and any client's text can be encoded.
-    return repr((tenant, cache_salt, adapter or "", weights_version)).encode()
+    return repr((tenant, cache_salt, adapter or "", weights_version, *image_digests)).encode()
 
 
 class BlockHashes:

@@ -153,7 +153,7 @@ def block_names(
     tokens = request.prompt_token_ids + request.output_token_ids
     num_blocks = min((len(tokens) - 1) // block_size, num_blocks)
     tokens = tokens[: num_blocks * block_size]
-    salt = prefix_salt(request.tenant, request.cache_salt, request.adapter, weights_version)
+    salt = prefix_salt(request.tenant, request.cache_salt, request.adapter, weights_version, request.image_digests)
     contents = content_digests(salt, np.array(tokens, np.int32), block_size, 0, num_blocks)
     keys = hash_blocks(tokens, block_size, salt)
     return [BlockName(key, content) for key, content in zip(keys, contents, strict=True)]

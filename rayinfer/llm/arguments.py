@@ -7,12 +7,14 @@ from typing import Any
 from rayinfer.errors import InvalidParameter, shown
 
 Prompt = str | Sequence[int]
+Prompts = str | Sequence[str] | Sequence[Sequence[int]] | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 Message = Mapping[str, Any]
+PROMPT_FIELDS = frozenset(("prompt", "prompt_token_ids"))  # of a prompt with images, one of them
 
 
-def as_prompts(prompts: Any) -> list[Prompt]:
+def as_prompts(prompts: Any) -> list[Any]:
     """Make a list of one prompt or several; raises InvalidParameter for anything else."""
-    if isinstance(prompts, str):
+    if isinstance(prompts, str) or (isinstance(prompts, Mapping) and prompts.keys() & PROMPT_FIELDS):
         return [prompts]
     if (items := _listed(prompts)) is None:
         raise InvalidParameter(f"prompts must be texts or lists of token ids, got {shown(prompts)}", "prompts")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
@@ -17,8 +17,10 @@ from rayinfer.config import DEFAULT_MODEL, engine_config
 from rayinfer.engine.build import build_engine
 from rayinfer.errors import EngineDead, InvalidParameter, RequestError
 from rayinfer.grammars.spec import StructuredOutputsParams
-from rayinfer.llm.arguments import Message, Prompt, as_prompts, check_request, checked_token_ids, spread
+from rayinfer.images.prompts import ImagePrompts
+from rayinfer.llm.arguments import Message, Prompt, Prompts, as_prompts, check_request, checked_token_ids, spread
 from rayinfer.llm.beam_search import search_beams
+from rayinfer.llm.prompt_images import ImagePrompt, PromptReader
 from rayinfer.llm.request_state import RequestState, StepOutput
 from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.outputs import EngineStats, RequestOutput
@@ -42,7 +44,7 @@ class LLM:
         self.config = engine_config(model=model, **settings)
         folder = resolve_model(model)
         self.tokenizer = Tokenizer.from_folder(folder)
-        self._chat_template = ChatTemplate.from_folder(folder)
+        self._reader = PromptReader(ChatTemplate.from_folder(folder), ImagePrompts.from_folder(folder))
         self.engine = build_engine(self.config, folder)
         self._requests: dict[str, RequestState] = {}
         self._numbers = itertools.count()
@@ -53,7 +55,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: int | Sequence[int] = 0,
@@ -63,6 +65,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Generate outputs of prompts, texts or token ids, in the order of the prompts.
 
+        A prompt with images is vLLM's `{"prompt": text, "multi_modal_data": {"image": image or list}}`, with the text
+        `<image>` where an image belongs; images are Pillow's, encoded (JPEG, PNG, WebP) or data: URLs.
         All are held to the form `structured`, if it is given. With `trace` each has the events of its request. Raises
         RequestError (a ValueError) naming the first prompt that cannot be served; then none is.
         """
@@ -96,15 +100,19 @@ class LLM:
         use_tqdm: bool = True,
         **template_arguments: Any,
     ) -> list[RequestOutput]:
-        """Generate the reply to one conversation or several; `template_arguments` are passed to the chat template."""
+        """Generate the reply to one conversation or several; `template_arguments` are passed to the chat template.
+
+        Contents may have parts with images: `{"type": "image", "image": image}` or OpenAI's `image_url`.
+        """
         conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
-        prompts = [self.chat_prompt(conversation, **template_arguments) for conversation in conversations]  # type: ignore[arg-type]
-        return self.generate(prompts, sampling_params, structured=structured, trace=trace, use_tqdm=use_tqdm)
+        prompts = [self._chat_prompt(conversation, template_arguments) for conversation in conversations]  # type: ignore[arg-type]
+        return self.generate(
+            cast(Prompts, prompts), sampling_params, structured=structured, trace=trace, use_tqdm=use_tqdm
+        )
 
     def chat_prompt(self, messages: Sequence[Message], **template_arguments: Any) -> list[int]:
         """Return the token ids of a conversation by the model's chat template."""
-        text = self._chat_template.render(messages, **template_arguments)
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return self._tokenized(self._reader.read_chat(messages, template_arguments).prompt)
 
     def beam_search(
         self,
@@ -135,7 +143,7 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """Yield the deltas of one output as they are generated; a list of messages is a conversation."""
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
-            prompt = self.chat_prompt(prompt)  # type: ignore[arg-type]
+            prompt = self._chat_prompt(prompt, {})  # type: ignore[arg-type, assignment]
         request_id = self.add_request(prompt, sampling_params, trace=trace)  # type: ignore[arg-type]
         unread = self._requests[request_id].unread = deque()
         try:
@@ -153,7 +161,7 @@ class LLM:
 
     def add_request(
         self,
-        prompt: Prompt,
+        prompt: Prompt | Mapping[str, Any] | ImagePrompt,
         sampling_params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
@@ -167,7 +175,9 @@ class LLM:
         request_id = request_id or self._new_request_id()
         if request_id in self._requests:
             raise InvalidParameter(f"request_id {request_id!r} is in use", "request_id")
-        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else checked_token_ids(prompt)
+        given = self._reader.read(prompt)
+        text = given.prompt if isinstance(given.prompt, str) else None
+        token_ids = checked_token_ids(given.prompt) if text is None else self.tokenizer.encode(text)
         params = sampling_params or self.get_default_sampling_params()
         params = params.with_tokenized_bad_words(bad_word_tokenizer(self.tokenizer))
         description = self.description
@@ -181,8 +191,9 @@ class LLM:
             priority=priority,
             timeout_s=timeout_s,
             trace=trace,
+            images=given.images,
         )
-        state = RequestState(StreamState(request, self.tokenizer), prompt if isinstance(prompt, str) else None)
+        state = RequestState(StreamState(request, self.tokenizer), text)
         state.trace = RequestTrace() if trace else None
         self._requests[request_id] = state
         try:
@@ -264,6 +275,14 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.exit()
+
+    def _chat_prompt(self, messages: Sequence[Message], template_arguments: Mapping[str, Any]) -> ImagePrompt:
+        read = self._reader.read_chat(messages, template_arguments)
+        return ImagePrompt(self._tokenized(read.prompt), read.images)
+
+    def _tokenized(self, prompt: Prompt) -> list[int]:
+        assert isinstance(prompt, str), "a conversation is written as a text"
+        return self.tokenizer.encode(prompt, add_special_tokens=False)
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -25,6 +25,7 @@ _FAMILY_DEFAULTS: Mapping[str, RawConfig] = MappingProxyType(
     }
 )
 _SHARED_FIELDS = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings")
+_TIED_BY_THE_WHOLE = frozenset(("idefics3", "smolvlm"))  # whose text_config does not decide on tie_word_embeddings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,4 +150,7 @@ def language_model_config(raw: RawConfig) -> RawConfig:
         raise ValueError(f"text_config must be an object, got {part!r}")
     shared = {name: raw[name] for name in _SHARED_FIELDS if name in raw}
     elsewhere = {**_FAMILY_DEFAULTS.get(str(part.get("model_type")), {}), **shared}
-    return {**part, **{name: value for name, value in elsewhere.items() if part.get(name) is None}}
+    merged = {**part, **{name: value for name, value in elsewhere.items() if part.get(name) is None}}
+    if raw.get("model_type") in _TIED_BY_THE_WHOLE:
+        merged["tie_word_embeddings"] = raw.get("tie_word_embeddings", False)
+    return merged

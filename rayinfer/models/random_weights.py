@@ -18,11 +18,16 @@ def random_decoder(folder: Path, dtype: torch.dtype, device: torch.device, shard
     assert isinstance(decoder, torch.nn.Module)
     shard_decoder(decoder, shard)
     decoder.to(dtype).to_empty(device=device)
+    fill_randomly(decoder, device)
+    return decoder
+
+
+def fill_randomly(model: torch.nn.Module, device: torch.device) -> None:
+    """Fill a model's parameters on the device with random numbers, always the same; norms do nothing, biases too."""
     generator = torch.Generator(device).manual_seed(0)
     with torch.inference_mode():
-        for name, parameter in decoder.named_parameters():
+        for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
                 parameter.normal_(std=SPREAD, generator=generator)
             else:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-    return decoder

@@ -11,11 +11,11 @@ from pathlib import Path
 from rayinfer.config import EngineConfig
 from rayinfer.engine.ranks.rank_coordinates import any_device
 from rayinfer.errors import ConfigError, ModelLoadError
+from rayinfer.images.decoding import ImageDecoder
 from rayinfer.predictions import ImageLimits
 from rayinfer.predictors.batching import BatchingSettings, DynamicBatcher
 from rayinfer.predictors.build_runner import build_runner
 from rayinfer.predictors.cost_model import CostModel
-from rayinfer.predictors.image_decoding import ImageDecoder
 from rayinfer.predictors.predictor_engine import PredictorEngine
 from rayinfer.predictors.predictor_request import ImageSource, PredictorRequest
 from rayinfer.predictors.probes import probe_item

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from rayinfer.engine.worker.cores import usable_cores
 from rayinfer.errors import BadImage, InvalidParameter, NotSupported, PromptTooLong, shown
+from rayinfer.images.shapes import ImageShape
 from rayinfer.predictions import PredictionTask
-from rayinfer.predictors.image_shape import ImageShape
 from rayinfer.predictors.runner import Runner, RunnerItem
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer.tokenization.truncation import Truncation
@@ -145,7 +145,7 @@ def _file(path: Path, place: str) -> bytes:
 
 def _decoded(content: bytes, place: str, shape: ImageShape | None) -> npt.NDArray[np.uint8]:
     # By name: models that take no images need no decoder.
-    worker = importlib.import_module("rayinfer.predictors.image_worker")
+    worker = importlib.import_module("rayinfer.images.worker")
     try:
         return np.asarray(worker.decode_image(content, shape))
     except worker.RefusedImage as error:

@@ -50,5 +50,5 @@ def hash_prompt_blocks(request: GenerationRequest, block_size: int, weights_vers
         return ()
     if request.output_token_ids:
         tokens = tokens + request.output_token_ids
-    salt = prefix_salt(request.tenant, request.cache_salt, request.adapter, weights_version)
+    salt = prefix_salt(request.tenant, request.cache_salt, request.adapter, weights_version, request.image_digests)
     return hash_blocks(tokens, block_size, salt)

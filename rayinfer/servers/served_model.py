@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rayinfer.errors import InvalidParameter, NotReady, RequestError, TaskNotServed, UnknownModel
+from rayinfer.images.prompts import ImagePrompts
 from rayinfer.predictions import PredictionTask
 from rayinfer.protocols import EngineControl, TextGenerator
 from rayinfer.tokenization.chat_template import ChatTemplate
@@ -67,6 +68,7 @@ class ServedModel:
     created: int  # seconds since 1970
     engines: EngineControl | None = None  # where they can be controlled
     tool_format: str | None = None  # of its tool calls; None for what its chat template shows
+    image_prompts: ImagePrompts | None = None  # of a model that reads images beside text
 
     @property
     def tasks(self) -> tuple[Task, ...] | None:
@@ -80,6 +82,14 @@ class ServedModel:
         if not predictor.image_size:
             return predictor.tasks
         return tuple("classify_images" if task == "classify" else task for task in predictor.tasks)
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether conversations may have images; False while no engine has reported."""
+        try:
+            return self.image_prompts is not None and self.generator.describe().takes_images
+        except NotReady:
+            return False
 
     @property
     def text_tokenizer(self) -> Tokenizer:

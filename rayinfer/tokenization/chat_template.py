@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from rayinfer.errors import InvalidParameter, ModelLoadError
 from rayinfer.tokenization.tokenizer import read_tokenizer_config, special_tokens
 
 TEMPLATE_FILE = "chat_template.jinja"
+PROCESSOR_FILE = "chat_template.json"  # of older models that read images
 MORE_TEMPLATES_FOLDER = "additional_chat_templates"
 # What the renderer sets itself: a client may not.
 RESERVED_NAMES = frozenset(
@@ -23,6 +25,7 @@ RESERVED_NAMES = frozenset(
         "chat_template",
         "continue_final_message",
         "conversations",
+        "image_text",
         "messages",
         "return_assistant_tokens_mask",
         "tools",
@@ -37,15 +40,22 @@ class ChatTemplate:
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens or {})
         self._wants_parts = {name: wants_parts(template) for name, template in self._templates.items()}
+        self._reads_parts = {name: reads_parts(template) for name, template in self._templates.items()}
 
     @classmethod
     def from_folder(cls, folder: Path) -> "ChatTemplate":
-        """Load chat_template.jinja, else what tokenizer_config.json holds; raises ModelLoadError for a broken one."""
+        """Load chat_template.jinja, else what tokenizer_config.json or a processor's chat_template.json holds.
+
+        Raises ModelLoadError for a broken one.
+        """
         settings = read_tokenizer_config(folder)
         templates, source = _templates_in_files(folder), folder / TEMPLATE_FILE
         if not templates:
             source = folder / "tokenizer_config.json"
             templates = _templates_in_settings(settings.get("chat_template"), source)
+        if not templates and (folder / PROCESSOR_FILE).is_file():
+            source = folder / PROCESSOR_FILE
+            templates = _templates_in_settings(_processor_template(source), source)
         try:
             return cls(templates, special_tokens(settings))
         except jinja2.TemplateSyntaxError as error:
@@ -82,9 +92,13 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        image_text: str | None = None,
         **template_kwargs: Any,
     ) -> str:
-        """Write the prompt; whatever the template refuses or cannot handle is an InvalidParameter."""
+        """Write the prompt; whatever the template refuses or cannot handle is an InvalidParameter.
+
+        Parts of type "image" are refused, unless `image_text` is what a template that reads no parts gets for them.
+        """
         if continue_final_message and add_generation_prompt:
             raise InvalidParameter(
                 "continue_final_message and add_generation_prompt exclude each other", "continue_final_message"
@@ -93,7 +107,10 @@ class ChatTemplate:
         if refused:
             raise InvalidParameter(f"template arguments may not set {', '.join(refused)}", "chat_template_kwargs")
         name = self._choose(has_tools=tools is not None)
-        chat = [_adapted(message, self._wants_parts[name]) for message in _checked(messages)]
+        wants, reads = self._wants_parts[name], self._reads_parts[name]
+        chat = [
+            _adapted(message, wants or (reads and _has_image(message)), image_text) for message in _checked(messages)
+        ]
         try:
             rendered, _ = renderer()(
                 conversations=[chat],
@@ -136,11 +153,16 @@ def wants_parts(template: str) -> bool:
 
     Raises jinja2.TemplateSyntaxError.
     """
+    is_tested = any(test.name == "string" for test in _PARSER.parse(template).find_all(nodes.Test))
+    return not is_tested and reads_parts(template)
+
+
+def reads_parts(template: str) -> bool:
+    """Return whether a template reads contents as lists of parts, if not only so; raises jinja2.TemplateSyntaxError."""
     tree = _PARSER.parse(template)
     assigned = [assign.target for assign in tree.find_all(nodes.Assign) if _is_content(assign.node, frozenset())]
     names = frozenset(target.name for target in assigned if isinstance(target, nodes.Name))
-    loops = any(_is_content(loop.iter, names) for loop in tree.find_all(nodes.For))
-    return loops and not any(test.name == "string" for test in tree.find_all(nodes.Test))
+    return any(_is_content(loop.iter, names) for loop in tree.find_all(nodes.For))
 
 
 def _is_content(node: nodes.Node, names: frozenset[str]) -> bool:
@@ -163,7 +185,7 @@ def _checked(messages: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
     return messages
 
 
-def _adapted(message: Mapping[str, Any], wants_parts: bool) -> dict[str, Any]:
+def _adapted(message: Mapping[str, Any], wants_parts: bool, image_text: str | None) -> dict[str, Any]:
     """Give a message's content the form that the template reads: one string, or a list of parts."""
     content = message.get("content")
     if isinstance(content, str):
@@ -172,9 +194,23 @@ def _adapted(message: Mapping[str, Any], wants_parts: bool) -> dict[str, Any]:
         return dict(message)
     if isinstance(content, Mapping) or not isinstance(content, Sequence):
         raise InvalidParameter(f"content must be a string or a list of parts, got {type(content).__name__}", "messages")
-    texts = [_text_of(part) for part in content]
-    parts = [{"type": "text", "text": text} for text in texts]
-    return {**message, "content": parts if wants_parts else "".join(texts)}
+    parts = [_adapted_part(part, takes_images=image_text is not None) for part in content]
+    if wants_parts:
+        return {**message, "content": parts}
+    return {**message, "content": "".join(part.get("text", image_text or "") for part in parts)}
+
+
+def _has_image(message: Mapping[str, Any]) -> bool:
+    content = message.get("content")
+    if not isinstance(content, Sequence) or isinstance(content, str):
+        return False
+    return any(isinstance(part, Mapping) and part.get("type") == "image" for part in content)
+
+
+def _adapted_part(part: Any, *, takes_images: bool) -> dict[str, Any]:
+    if takes_images and isinstance(part, Mapping) and part.get("type") == "image":
+        return {"type": "image"}
+    return {"type": "text", "text": _text_of(part)}
 
 
 def _text_of(part: Any) -> str:
@@ -199,6 +235,14 @@ def _templates_in_files(folder: Path) -> dict[str, str]:
         except (OSError, UnicodeDecodeError) as error:
             raise ModelLoadError(f"{path}: cannot be read: {error}") from error
     return templates
+
+
+def _processor_template(file: Path) -> object:
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{file}: not readable as JSON: {error}") from None
+    return raw.get("chat_template") if isinstance(raw, dict) else None
 
 
 def _templates_in_settings(setting: object, source: Path) -> dict[str, str]:

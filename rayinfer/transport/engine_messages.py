@@ -7,7 +7,7 @@ from rayinfer.outputs import StepMessage
 from rayinfer.protocols import GenerationRequest
 from rayinfer.wire import Decoder, decoder_of
 
-VERSION = 4  # changes with everything that the other end could not read
+VERSION = 5  # changes with everything that the other end could not read
 
 
 class RouterHello(msgspec.Struct, tag="hello", array_like=True, frozen=True):

@@ -12,6 +12,7 @@ from ray.serve.handle import DeploymentHandle
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
+from rayinfer.images.prompts import ImagePrompts
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.models.predictor_kind import PredictorKind, predictor_kind
 from rayinfer.prediction_cache.cached_predictor import CachedPredictor
@@ -115,6 +116,7 @@ class RoutedModels:
             created=int(time.time()),
             engines=dispatcher.engine_set_control,
             tool_format=model.tool_format,
+            image_prompts=ImagePrompts.from_folder(folder) if kind is None else None,
         )
 
     async def wait_for_engines(self) -> None:

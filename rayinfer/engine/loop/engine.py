@@ -10,14 +10,16 @@ from concurrent.futures import Future
 from typing import Any
 
 from rayinfer.engine.loop.engine_state import LifeCycle
+from rayinfer.engine.loop.joined_futures import joined
 from rayinfer.engine.loop.schedule_recorder import ScheduleRecorder
 from rayinfer.engine.loop.step_failures import may_be_one_requests_fault
 from rayinfer.engine.plan.executor import Executor, StepHandle
 from rayinfer.engine.plan.executor_commands import SleepLevel, sleep_level
-from rayinfer.engine.plan.step_plan import Int32Array, StepPlan
+from rayinfer.engine.plan.step_plan import Int32Array, PromptImages, StepPlan
 from rayinfer.engine.scheduling.request import Request, new_request
-from rayinfer.engine.scheduling.request_checks import checked_token_ids
+from rayinfer.engine.scheduling.request_checks import checked_token_ids, placed_images
 from rayinfer.engine.scheduling.scheduler import Scheduler
+from rayinfer.engine.worker.images.image_encoder import ImageEncoder
 from rayinfer.errors import EngineDead, InvalidParameter
 from rayinfer.grammars.compiler import CompiledGrammar, GrammarCompiler
 from rayinfer.grammars.spec import StructuredOutputsParams
@@ -38,6 +40,7 @@ class Engine:
         scheduler: Scheduler,
         executor: Executor,
         grammars: GrammarCompiler | None = None,
+        images: ImageEncoder | None = None,
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
         recorder: ScheduleRecorder | None = None,
@@ -47,6 +50,7 @@ class Engine:
         self.scheduler = scheduler
         self._executor = executor
         self._grammars = grammars
+        self._images = images
         self._seeds = random.Random(seed)  # for requests without one
         self._clock = clock
         self._recorder = recorder
@@ -68,6 +72,7 @@ class Engine:
         grammar = self._compiled_grammar(request)
         checked = self._checked_request(request)
         checked.grammar = grammar
+        checked.images = self._encoded_images(request, checked)
         self.scheduler.add(checked)
 
     def prepare_grammars(self) -> None:
@@ -76,11 +81,15 @@ class Engine:
             self._grammars.prepare()
 
     def start_compiling(self, request: GenerationRequest) -> Future[Any] | None:
-        """Start to compile the request's grammar; None if there is nothing to compile before it is added."""
+        """Start to compile the request's grammar and to encode its images; None if nothing comes before it is added."""
+        started: list[Future[Any]] = []
         spec = request.sampling_params.structured_outputs
-        if spec is None or self._grammars is None or self._grammars.has(spec):
-            return None
-        return self._grammars.start(spec)
+        if spec is not None and self._grammars is not None and not self._grammars.has(spec):
+            started.append(self._grammars.start(spec))
+        if request.images and self._images is not None:
+            encoding = self._images.start(request.images)
+            started += [] if encoding is None else [encoding]
+        return joined(started) if started else None
 
     def compile_grammar(self, spec: StructuredOutputsParams) -> Future[CompiledGrammar]:
         """Start to compile a grammar beside the steps, from any thread; raises InvalidParameter without grammars."""
@@ -186,6 +195,11 @@ class Engine:
         """The executor that runs its steps, for measurements."""
         return self._executor
 
+    @property
+    def num_encoded_images(self) -> int:
+        """Images that were encoded so far; those that were known are not counted again."""
+        return 0 if self._images is None else self._images.num_encoded
+
     def take_block_events(self) -> tuple[list[bytes], list[bytes]]:
         """Return the hashes added to and removed from the prefix cache since the last call."""
         events = self.scheduler.take_block_events()
@@ -201,6 +215,8 @@ class Engine:
             self._recorder.close()
         if self._grammars is not None:
             self._grammars.close()
+        if self._images is not None:
+            self._images.close()
 
     def _compiled_grammar(self, request: GenerationRequest) -> CompiledGrammar | None:
         spec = request.sampling_params.structured_outputs
@@ -212,6 +228,15 @@ class Engine:
         if self._grammars is None:
             raise InvalidParameter(f"{self.description.name} has no structured_outputs", "structured_outputs")
         return self._grammars
+
+    def _encoded_images(self, request: GenerationRequest, checked: Request) -> PromptImages | None:
+        """Return the embeddings of the prompt's images, computing those that are not known; raises RequestError."""
+        if not request.images:
+            return None
+        if self._images is None:
+            raise InvalidParameter(f"{self.description.name} takes no images", "messages")
+        embeddings = tuple(image.embeddings for image in self._images.encode(request.images))
+        return placed_images(checked.token_ids[: checked.prompt_len], embeddings, self._images.image_token_id)
 
     def _checked_request(self, request: GenerationRequest, source_token_ids: Int32Array | None = None) -> Request:
         return new_request(
@@ -315,6 +340,8 @@ class Engine:
     def _free_memory(self, level: SleepLevel) -> None:
         if level is SleepLevel.RECOMPUTE:
             self.scheduler.drop_computed()
+            if self._images is not None:
+                self._images.release()
         elif level is SleepLevel.OFFLOAD:
             self._copy_blocks()
             self.scheduler.forget_cached_prefixes()

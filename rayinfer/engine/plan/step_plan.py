@@ -13,6 +13,23 @@ Int32Matrix = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 Float32Matrix = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
 
+class PromptImages(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """Embeddings of a prompt's images, and the positions whose tokens they stand for."""
+
+    positions: Int32Array  # [num_tokens], ascending
+    embeddings: tuple[Float32Matrix, ...]  # of each image, [its tokens, hidden_size]; num_tokens rows in all
+
+    def between(self, low: int, high: int) -> list[Float32Matrix]:
+        """Return the embeddings of the positions low..high-1, counted from the first one."""
+        parts, start = [], 0
+        for image in self.embeddings:
+            part = image[max(0, low - start) : max(0, high - start)]
+            if len(part):
+                parts.append(part)
+            start += len(image)
+        return parts
+
+
 class NewRequestData(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """A request that is added to a row of the batch, for the first time or again after a preemption."""
 
@@ -25,6 +42,7 @@ class NewRequestData(msgspec.Struct, array_like=True, frozen=True, kw_only=True)
     end_token_ids: tuple[int, ...]  # the ids that min_tokens forbids
     last_position: int | None = None  # of its last token, at the latest
     source_token_ids: Int32Array | None = None  # the encoder's input
+    images: PromptImages | None = None
 
 
 class StepPlan(msgspec.Struct, tag="plan", array_like=True, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from rayinfer.engine.plan.step_plan import Int32Array, NewRequestData
+from rayinfer.engine.plan.step_plan import Int32Array, NewRequestData, PromptImages
 from rayinfer.kv_cache.block_hash import BlockHashes, prefix_salt
 from rayinfer.outputs import FinishReason, TokenLogprobs, TraceEvent
 from rayinfer.priority_queue import QueueEntry, is_background
@@ -39,6 +39,7 @@ class Request:
     num_migrated_output_tokens: int = 0  # output tokens that it arrived with
     max_total_tokens: int  # limit of prompt and output together
     source_token_ids: Int32Array | None = None  # the encoder's input, if there is an encoder
+    images: PromptImages | None = None  # whose embeddings take the places of tokens in the prompt
     params: SamplingParams
     seed: int
     choice: int = 0
@@ -139,6 +140,7 @@ class Request:
             end_token_ids=self.end_token_ids,
             last_position=self.max_total_tokens - 1,
             source_token_ids=self.source_token_ids,
+            images=self.images,
         )
 
 
@@ -158,7 +160,7 @@ def new_request(
     params = request.sampling_params
     prompt_len = len(request.prompt_token_ids)
     limit = max_model_len if params.max_tokens is None else min(max_model_len, prompt_len + params.max_tokens)
-    salt = prefix_salt(request.tenant, request.cache_salt, request.adapter, weights_version)
+    salt = prefix_salt(request.tenant, request.cache_salt, request.adapter, weights_version, request.image_digests)
     return Request(
         request_id=request.request_id,
         prompt_len=prompt_len,

@@ -15,6 +15,7 @@ from rayinfer.engine.plan.step_plan import NewRequestData, StepPlan
 from rayinfer.engine.ranks.pipeline_link import ONLY_STAGE, Stage
 from rayinfer.engine.worker.draft_verification import sample_with_drafts
 from rayinfer.engine.worker.graphs.decode_graphs import DecodeGraphs
+from rayinfer.engine.worker.images.row_images import RowImages, StepImages
 from rayinfer.engine.worker.prompt_scorer import PromptScorer
 from rayinfer.engine.worker.step_inputs import FutureTokens, StepInputs, upload_plan
 from rayinfer.engine.worker.step_results import NO_TOKENS, FinishedStep, HostCopies, PendingLogprobs, PendingSample
@@ -36,6 +37,7 @@ class ModelRunner:
         self._device = device
         self._upload = StepUpload(device)
         self._graphs: DecodeGraphs | None = None
+        self._row_images = RowImages()
         self.future_tokens = FutureTokens(sampler.num_rows + 1, device)  # one more for padding
         self._no_tokens = [torch.zeros(0, dtype=dtype) for dtype in (torch.int64, torch.bool)]
         self._stage = stage
@@ -76,6 +78,8 @@ class ModelRunner:
             return self._run(plan)
 
     def _add_row(self, new_request: NewRequestData) -> None:
+        if self._stage.coordinates.is_first_stage:
+            self._row_images.add_row(new_request)
         if self._stage.coordinates.is_last_stage:
             self._prompt_scorer.add_row(new_request)
         if self._stage.samples:
@@ -93,10 +97,12 @@ class ModelRunner:
     def _run(self, plan: StepPlan) -> StepHandle:
         decoder = self.decoder
         assert decoder is not None, "a step without a model"
-        if self._graphs is not None and self._graphs.fits(plan) and not self._prompt_scorer.scores(plan):
+        images = self._row_images.in_step(plan)
+        needs_no_more = images is None and not self._prompt_scorer.scores(plan)
+        if self._graphs is not None and self._graphs.fits(plan) and needs_no_more:
             return self._replay(self._graphs, plan)
         inputs = upload_plan(plan, self._upload)
-        hidden = self._hidden(decoder, plan, inputs)
+        hidden = self._hidden(decoder, plan, inputs, images)
         if self.on_states is not None and isinstance(decoder, CausalDecoder) and decoder.states_read is not None:
             self.on_states(plan, decoder.states_read)
         if not self._stage.coordinates.is_last_stage:
@@ -144,13 +150,25 @@ class ModelRunner:
         copies = HostCopies([sampled.token_ids, sampled.is_invalid])
         return PendingSample(copies, len(rows), logprobs, prompt_logprobs, sampled.errors)
 
-    def _hidden(self, decoder: Decoder, plan: StepPlan, inputs: StepInputs) -> torch.Tensor:
+    def _embedded(
+        self, decoder: Decoder, token_ids: torch.Tensor, inputs: StepInputs, images: StepImages
+    ) -> torch.Tensor:
+        """Embed a step's tokens, and put images' embeddings in their places: [num_tokens, hidden_size]."""
+        assert isinstance(decoder, CausalDecoder), "images without a model that reads them"
+        embedded = decoder.embed(token_ids, inputs.batch)
+        values = torch.from_numpy(images.embeddings).to(self._device, embedded.dtype)
+        embedded[torch.from_numpy(images.lines).to(self._device)] = values
+        return embedded
+
+    def _hidden(self, decoder: Decoder, plan: StepPlan, inputs: StepInputs, images: StepImages | None) -> torch.Tensor:
         """Compute this stage's layers, and send them to the next stage, if any: [num_tokens, hidden_size]."""
         place, link = self._stage.coordinates, self._stage.link
         token_ids = self.future_tokens.resolve(inputs)
+        received = None if images is None else self._embedded(decoder, token_ids, inputs, images)
         if link is None:
-            return decoder.forward(token_ids, inputs.batch)
-        received = None if place.is_first_stage else link.receive(plan.num_tokens)
+            return decoder.forward(token_ids, inputs.batch, received)
+        if not place.is_first_stage:
+            received = link.receive(plan.num_tokens)
         hidden = decoder.forward(token_ids, inputs.batch, received)
         if not place.is_last_stage:
             link.send_next(hidden)

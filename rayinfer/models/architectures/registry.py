@@ -20,6 +20,7 @@ ARCHITECTURES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "GPTNeoXForCausalLM": ("gpt_neox", "GPTNeoXForCausalLM"),
         "Gemma3ForCausalLM": ("gemma3", "Gemma3ForCausalLM"),
         "Gemma3ForConditionalGeneration": ("gemma3", "Gemma3ForCausalLM"),  # answers to text alone
+        "Idefics3ForConditionalGeneration": ("idefics3", "Idefics3ForConditionalGeneration"),
         "LlamaForCausalLM": ("llama", "LlamaForCausalLM"),
         "MarianMTModel": ("marian", "MarianMTModel"),
         "MistralForCausalLM": ("mistral", "MistralForCausalLM"),
@@ -28,6 +29,7 @@ ARCHITECTURES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "Qwen2ForCausalLM": ("qwen2", "Qwen2ForCausalLM"),
         "Qwen3ForCausalLM": ("qwen3", "Qwen3ForCausalLM"),
         "Qwen3MoeForCausalLM": ("qwen3_moe", "Qwen3MoeForCausalLM"),
+        "SmolVLMForConditionalGeneration": ("idefics3", "Idefics3ForConditionalGeneration"),
         "T5ForConditionalGeneration": ("t5", "T5ForConditionalGeneration"),
         "LlamaModel": ("llama", "LlamaForCausalLM"),
         "MistralModel": ("mistral", "MistralForCausalLM"),

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rayinfer.errors import ModelLoadError
+from rayinfer.images.shapes import ImageShape
 from rayinfer.models.config_fields import RawConfig, count, flag, number, read_json
-from rayinfer.predictors.image_shape import ImageShape
 from rayinfer.predictors.runners.image_resizing import RESAMPLINGS, Pixels, Resampling, resize
 
 PREPROCESSOR = "preprocessor_config.json"

@@ -61,6 +61,7 @@ def _template_messages(message: AnthropicMessage, path: str) -> Iterator[dict[st
         yield {"role": message.role, "content": message.content}
         return
     texts: list[str] = []
+    parts: list[dict[str, Any]] = []  # of a message with images, in OpenAI's form
     calls: list[dict[str, Any]] = []
     num_results = 0
     for position, block in enumerate(message.content):
@@ -68,6 +69,9 @@ def _template_messages(message: AnthropicMessage, path: str) -> Iterator[dict[st
         match block.get("type"):
             case "text":
                 texts.append(_text([block], path, position))
+                parts.append({"type": "text", "text": texts[-1]})
+            case "image" if message.role == "user":
+                parts.append(_image(block, here))
             case "tool_use" if message.role == "assistant":
                 calls.append(_tool_call(block, here))
             case "tool_result" if message.role == "user":
@@ -77,10 +81,28 @@ def _template_messages(message: AnthropicMessage, path: str) -> Iterator[dict[st
                 pass
             case kind:
                 raise _unsupported(kind, here)
-    if calls:
+    if len(parts) > len(texts):
+        yield {"role": message.role, "content": parts}
+    elif calls:
         yield {"role": message.role, "content": "".join(texts), "tool_calls": calls}
     elif texts or not num_results:
         yield {"role": message.role, "content": "".join(texts)}
+
+
+def _image(block: dict[str, Any], path: str) -> dict[str, Any]:
+    """Return an image in OpenAI's form; one of a URL is refused there."""
+    given = block.get("source")
+    source: dict[str, Any] = given if isinstance(given, dict) else {}
+    match source.get("type"):
+        case "base64":
+            url = f"data:{source.get('media_type', '')};base64,{source.get('data', '')}"
+        case "url":
+            url = str(source.get("url", ""))
+        case _:
+            raise InvalidParameter(
+                f"{path}: an image must have a source of type base64 with its media_type and data", f"{path}.source"
+            )
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _tool_call(block: dict[str, Any], path: str) -> dict[str, Any]:

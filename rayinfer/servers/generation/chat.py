@@ -23,10 +23,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Protocol
 
-from rayinfer.errors import RequestFailed
+from rayinfer.errors import InvalidParameter, RequestFailed
 from rayinfer.outputs import CompletionOutput
+from rayinfer.predictions import ImageInput
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.generation.answer_form import AnswerForm
+from rayinfer.servers.generation.chat_images import ChatImages
 from rayinfer.servers.generation.prompt_outputs import PromptOutput, check_ended_well
 from rayinfer.servers.generation.prompt_tokens import PromptLimit, tokenize_prompts
 from rayinfer.servers.generation.service import GenerationService, PreparedGeneration
@@ -109,6 +111,7 @@ class PreparedChat:
     params: SamplingParams
     form_field: str = "response_format"  # that asks for the form of the answers
     new_parser: Callable[[], ChoiceParser | None] = _no_parser
+    images: tuple[ImageInput, ...] = ()
 
     @property
     def generation(self) -> PreparedGeneration:
@@ -122,6 +125,7 @@ class PreparedChat:
             cache_salt=self.request.cache_salt,
             operation="chat",
             form_field=self.form_field,
+            images=self.images,
         )
 
     def new_answer(self) -> "ChatAnswer":
@@ -136,7 +140,13 @@ def prepare_chat(request: ChatRequest, service: GenerationService) -> PreparedCh
     template = request.template or model.chat_template
     choice = read_tool_choice(request.tools, request.tool_choice, parallel=request.parallel_tool_calls)
     form = AnswerForm.of(template, model.tool_format, choice, model.tokenizer)
-    text = form.render(template, request.messages, request.template_settings)
+    chat = ChatImages.of(
+        request.messages, model, service.limits, num_choices=request.params.n, field=request.messages_field
+    )
+    if chat.images and request.truncation is not None:
+        raise InvalidParameter("truncate_prompt_tokens is not supported with images", "truncate_prompt_tokens")
+    rendered = form.render(template, chat.messages, {**request.template_settings, **chat.template_settings})
+    text = chat.expand(rendered, model, request.messages_field)
     (prompt,) = tokenize_prompts(
         [text],
         model.tokenizer,
@@ -155,6 +165,7 @@ def prepare_chat(request: ChatRequest, service: GenerationService) -> PreparedCh
         params=answer.params,
         form_field=answer.field,
         new_parser=new_parser,
+        images=chat.inputs,
     )
 
 

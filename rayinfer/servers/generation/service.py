@@ -13,13 +13,14 @@ from fastapi import Request
 from rayinfer.access.access_control import AccessControl
 from rayinfer.access.generation_usage import EngineClock, GenerationUsage
 from rayinfer.beam_search.search import BeamSearchParams
-from rayinfer.errors import ShuttingDown
+from rayinfer.errors import InvalidParameter, ShuttingDown
 from rayinfer.grammars.grammar_checks import GrammarChecks
-from rayinfer.predictions import PredictionInput
+from rayinfer.predictions import ImageInput, PredictionInput
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.caller import RequestContext
 from rayinfer.servers.generation.beam_outputs import search_beams
+from rayinfer.servers.generation.chat_images import refusing_bad_images
 from rayinfer.servers.generation.generation_spans import generation_span
 from rayinfer.servers.generation.key_limits import check_model_and_priority, reserved_tokens, within_key_limits
 from rayinfer.servers.generation.prompt_outputs import PromptLists, PromptOutput, generate_outputs
@@ -58,6 +59,7 @@ class PreparedGeneration:
     operation: str = "text_completion"  # OpenTelemetry's name of what is done
     inputs: Sequence[PredictionInput] = ()  # one for each prompt, for a model that does not generate
     form_field: str = "structured_outputs"  # by which the client chose the form of the answer, if it did
+    images: tuple[ImageInput, ...] = ()  # of the only prompt
     beams: BeamSearchParams | None = None  # a beam search; of `params`, the limits and the form of the answer count
 
     @property
@@ -219,6 +221,8 @@ class GenerationService:
     ) -> AsyncGenerator[PromptOutput, None]:
         requests = self._requests(context, generation)
         if generation.beams is not None:
+            if generation.images:
+                raise InvalidParameter("use_beam_search is not supported with images", "use_beam_search")
             return search_beams(generation.model, requests, generation.beams, self._prompt_lists)
         if self._traces is not None:
             self._traces.open(
@@ -231,7 +235,8 @@ class GenerationService:
                 prompt_token_ids=next(iter(generation.prompts), ()),
             )
         lists = self._input_lists if generation.inputs else self._prompt_lists
-        return generate_outputs(generation.model.generator, requests, lists)
+        outputs = generate_outputs(generation.model.generator, requests, lists)
+        return refusing_bad_images(outputs) if generation.images else outputs
 
     def dispatched_s(self, context: RequestContext, response_id: str) -> float | None:
         """Return when a request was sent to an engine, in seconds since 1970; None where requests are not traced."""
@@ -253,6 +258,7 @@ class GenerationService:
                 cache_salt=generation.cache_salt or context.caller.cache_salt,
                 trace=self._traces is not None,
                 prediction=prediction,
+                images=generation.images,
             )
             for prompt, prediction in zip(generation.prompts, generation.inputs or repeat(None), strict=False)
         ]

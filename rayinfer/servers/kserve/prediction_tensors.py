@@ -8,6 +8,7 @@ import numpy as np
 import safetensors.numpy
 
 from rayinfer.errors import InvalidParameter, NotReady, RequestFailed, TaskNotServed
+from rayinfer.images.inputs import decode_image_text
 from rayinfer.prediction_outputs import activated, check_dimensions, embedding, output_numbers, relevance
 from rayinfer.prediction_specs import IMAGE, PIXELS, TEXT, TEXT_PAIRS, prediction_specs, tensor_task
 from rayinfer.predictions import PredictionInput, PredictionOutput, PredictionTask, PredictorDescription
@@ -18,7 +19,7 @@ from rayinfer.servers.kserve.tensors.datatypes import DATATYPES
 from rayinfer.servers.kserve.tensors.tensor_json import bytes_array
 from rayinfer.servers.openai.request_body import check_schema
 from rayinfer.servers.pooling.schemas import PoolingBody
-from rayinfer.servers.prediction.image_items import decode_image_text, image_items
+from rayinfer.servers.prediction.image_items import image_items
 from rayinfer.servers.prediction.service import PredictionItem, PreparedPrediction
 from rayinfer.servers.prediction.text_items import named_prompt, pair_items, text_items
 from rayinfer.servers.request_limits import RequestLimits

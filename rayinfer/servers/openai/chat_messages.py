@@ -75,9 +75,13 @@ def _check_part(part: dict[str, Any], path: str) -> None:
     kind, text = part.get("type"), part.get("text")
     if not isinstance(kind, str):
         raise InvalidParameter(f"{path}.type must be a string", f"{path}.type")
+    if kind == "image_url":
+        return  # checked where it is decoded
     if kind != "text":
         raise InvalidParameter(
-            f"{path}: content of type {kind!r} is not supported, only text", f"{path}.type", "unsupported_parameter"
+            f"{path}: content of type {kind!r} is not supported, only text and image_url",
+            f"{path}.type",
+            "unsupported_parameter",
         )
     if not isinstance(text, str):
         raise InvalidParameter(f"{path}.text must be a string", f"{path}.text")

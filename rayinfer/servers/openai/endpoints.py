@@ -139,6 +139,7 @@ def _model_card(model: ServedModel) -> dict[str, Any]:
         "root": model.name,
         "parent": None,
         "tasks": model.tasks and list(model.tasks),
+        "input_modalities": ["text", "image"] if model.takes_images else ["text"],
         "max_model_len": model.max_model_len,
         "permission": [_permission(model)],
         "default_sampling_params": None if description is None else dict(description.default_sampling_params),

@@ -8,6 +8,7 @@ from rayinfer.protocols import ModelDescription
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.generation.answer_form import AnswerForm
 from rayinfer.servers.generation.chat import ChatRequest
+from rayinfer.servers.generation.chat_images import ChatImages
 from rayinfer.servers.generation.prompt_tokens import PromptLimit, is_integer, tokenize_prompts
 from rayinfer.servers.openai.chat_messages import chosen_template, template_messages, template_settings
 from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody, ConversationBody, PromptBody
@@ -42,12 +43,16 @@ def chat_request(
     )
 
 
-def conversation_text(body: ConversationBody, model: ServedModel, *, trusts_template: bool) -> str:
+def conversation_text(
+    body: ConversationBody, model: ServedModel, limits: RequestLimits, *, trusts_template: bool
+) -> str:
     """Write a body's conversation as the model reads it; raises InvalidParameter."""
     template = chosen_template(body, model.chat_template, trusts_request=trusts_template)
     choice = read_tool_choice(body.tools, body.tool_choice)
     form = AnswerForm.of(template, model.tool_format, choice, model.tokenizer)
-    return form.render(template, template_messages(body.messages), template_settings(body))
+    chat = ChatImages.of(template_messages(body.messages), model, limits)
+    text = form.render(template, chat.messages, {**template_settings(body), **chat.template_settings})
+    return chat.expand(text, model, "messages")
 
 
 def completion_prompts(

@@ -67,6 +67,7 @@ _MODEL = _object(
         "root": _TEXT,
         "parent": {"type": "null"},
         "tasks": {"type": ["array", "null"], "items": _TEXT},
+        "input_modalities": {"type": "array", "items": {"enum": ["text", "image"]}},
         "max_model_len": {"type": ["integer", "null"]},
         "permission": {"type": "array", "items": {"type": "object"}},
         "default_sampling_params": _OR_NULL,

@@ -80,7 +80,7 @@ class TokenizeEndpoints:
         self, body: TokenizeChatBody | TokenizePromptBody, model: ServedModel, description: ModelDescription
     ) -> list[int]:
         if isinstance(body, TokenizeChatBody):
-            text = conversation_text(body, model, trusts_template=self._trusts_template)
+            text = conversation_text(body, model, self._service.limits, trusts_template=self._trusts_template)
             adds_special_tokens = bool(body.add_special_tokens)
         else:
             text, adds_special_tokens = body.prompt, body.add_special_tokens is not False

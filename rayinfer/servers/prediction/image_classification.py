@@ -9,6 +9,8 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
 from rayinfer.errors import InvalidParameter, UnsupportedContentType
+from rayinfer.images.headers import is_image
+from rayinfer.images.inputs import decode_image_text
 from rayinfer.prediction_outputs import label_scores
 from rayinfer.predictions import PredictionOutput
 from rayinfer.servers.caller import find_usable_model, request_context
@@ -20,8 +22,7 @@ from rayinfer.servers.openai.schemas import Integer
 from rayinfer.servers.openapi import GENERATION_ERRORS, ranged
 from rayinfer.servers.path_models import find_path_model
 from rayinfer.servers.pooling.response_head import response_head, usage
-from rayinfer.servers.prediction.image_headers import is_image
-from rayinfer.servers.prediction.image_items import decode_image_text, image_items
+from rayinfer.servers.prediction.image_items import image_items
 from rayinfer.servers.prediction.multipart import Part, read_parts
 from rayinfer.servers.prediction.number_encoding import json_object, json_value
 from rayinfer.servers.prediction.service import PredictionService, PreparedPrediction, predictor_of

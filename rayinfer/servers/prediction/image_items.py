@@ -1,13 +1,10 @@
 """Encoded images as items within the limits; they are decoded behind the router."""
 
-import base64
-import binascii
 from collections.abc import Sequence
-from typing import Any
 
-from rayinfer.errors import InvalidParameter, NotSupported
+from rayinfer.errors import InvalidParameter
+from rayinfer.images.headers import read_image_size
 from rayinfer.predictions import PredictionInput, PredictorDescription
-from rayinfer.servers.prediction.image_headers import read_image_size
 from rayinfer.servers.prediction.service import PredictionItem
 from rayinfer.servers.request_limits import RequestLimits
 
@@ -33,20 +30,3 @@ def image_items(
             )
     cost = description.image_cost
     return [PredictionItem([], PredictionInput(task="classify", image=image, cost=cost)) for image in images]
-
-
-def decode_image_text(value: Any, param: str) -> bytes:
-    """Return the bytes of a data: URL or of base64; raises InvalidParameter, and NotSupported for other URLs."""
-    if not isinstance(value, str) or not value:
-        raise InvalidParameter(f"{param} must be a data: URL or base64", param)
-    scheme = value[:8].lower()
-    if scheme.startswith(("http:", "https:", "ftp:", "file:")):
-        raise NotSupported("Images are not fetched from URLs: send a data: URL, base64 or the image itself.", param)
-    if scheme.startswith("data:"):
-        head, comma, value = value.partition(",")
-        if not comma or not head.lower().endswith(";base64"):
-            raise InvalidParameter(f"{param} must be a data: URL with base64", param)
-    try:
-        return base64.b64decode(value, validate=True)
-    except (binascii.Error, ValueError):
-        raise InvalidParameter(f"{param} is not valid base64", param) from None

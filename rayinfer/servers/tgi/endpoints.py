@@ -100,7 +100,7 @@ class TgiEndpoints:
             if is_named
             else find_path_model(request, self._models, "generate")
         )
-        text = conversation_text(body, model, trusts_template=False)
+        text = conversation_text(body, model, self._service.limits, trusts_template=False)
         limit = PromptLimit.of(model.generator.describe(), "messages")
         located = model.tokenizer.locate_tokens(
             text, add_special_tokens=bool(body.add_special_tokens), check_length=limit.check

@@ -18,6 +18,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "rayinfer.attention",
+        "rayinfer.images",
         "rayinfer.tokenization",
         "rayinfer.tool_calls",
         "rayinfer.config",
@@ -102,6 +103,7 @@ TORCH_FREE_ROOMS = (
     "rayinfer.routing",
     "rayinfer.prediction_cache",
     "rayinfer.transport",
+    "rayinfer.images",
     "rayinfer.tokenization",
     "rayinfer.tool_calls",
     "rayinfer.traces",

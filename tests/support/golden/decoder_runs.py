@@ -51,8 +51,11 @@ class DecoderRun:
         self._lengths: dict[int, int] = {}
 
     @torch.inference_mode()
-    def feed(self, *parts: tuple[int, list[int]]) -> list[torch.Tensor]:
-        """Compute the next tokens of some sequences in one batch; returns the logits of all of them, by sequence."""
+    def feed(self, *parts: tuple[int, list[int]], hidden: torch.Tensor | None = None) -> list[torch.Tensor]:
+        """Compute the next tokens of some sequences in one batch; returns the logits of all of them, by sequence.
+
+        `hidden` takes the place of the tokens' embeddings, [num_tokens, hidden_size].
+        """
         positions, slot_mapping, starts, tables, token_ids = [], [], [0], [], []
         for sequence, tokens in parts:
             start = self._lengths.get(sequence, 0)
@@ -74,7 +77,7 @@ class DecoderRun:
             block_tables=torch.tensor([table + [0] * (width - len(table)) for table in tables], dtype=torch.int32),
             rows=torch.tensor([sequence for sequence, _ in parts]),
         )
-        logits = self.decoder.logits(self.decoder.forward(torch.tensor(token_ids, dtype=torch.int32), batch))
+        logits = self.decoder.logits(self.decoder.forward(torch.tensor(token_ids, dtype=torch.int32), batch, hidden))
         return list(logits.split([len(tokens) for _, tokens in parts]))
 
     def decode_greedily(self, sequence: int, first: int, count: int) -> GreedyTokens:

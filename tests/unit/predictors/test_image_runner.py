@@ -16,8 +16,8 @@ from PIL import Image
 
 from rayinfer import Predictor
 from rayinfer.errors import BadImage, InvalidParameter, ModelLoadError, NotSupported
+from rayinfer.images.decoding import ImageDecoder
 from rayinfer.models.checkpoints.mobilenet_conversion import LABELS
-from rayinfer.predictors.image_decoding import ImageDecoder
 from rayinfer.predictors.runner import RunnerItem
 from rayinfer.predictors.runners.fused_convolutions import fuse_convolutions
 from rayinfer.predictors.runners.image_processing import read_image_processing

@@ -31,6 +31,9 @@ ANSWERED = [*CHAT, {"role": "assistant", "content": "Hello"}]
 TOOLS = [{"type": "function", "function": {"name": "größe", "parameters": {"a": "<b>"}}}]
 
 
+TEXTS = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
 def text_part(text):
     return {"type": "text", "text": text}
 
@@ -100,6 +103,38 @@ def test_text_parts_are_joined_for_templates_that_read_strings(template):
 def test_strings_become_parts_for_templates_that_read_only_parts(template, expected):
     chat = [{"role": "user", "content": "one"}, {"role": "user", "content": [text_part("two")]}]
     assert ChatTemplate({"default": template}).render(chat) == expected
+
+
+IMAGES = "{% for m in messages %}{% for p in m.content %}({{ p.type }}){{ p.text }}{% endfor %}{% endfor %}"
+IMAGES_OR_TEXT = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}({{ p.type }}){{ p.text }}{% endfor %}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [(IMAGES, "(text)b(text)a(image)"), (IMAGES_OR_TEXT, "b(text)a(image)"), (TEXTS, "ba<image>")],
+    ids=["parts", "parts or strings", "strings"],
+)
+def test_images_are_parts_for_templates_that_read_any(template, expected):
+    message = {"role": "user", "content": [text_part("a"), {"type": "image"}]}
+    chat = [{"role": "system", "content": "b"}, message]
+    assert ChatTemplate({"default": template}).render(chat, image_text="<image>") == expected
+    with pytest.raises(InvalidParameter, match="parts must be of type 'text', got 'image'"):
+        ChatTemplate({"default": template}).render([message])
+
+
+def test_a_processors_template_is_read_where_there_is_no_other(tmp_path):
+    tiny_tokenizers.save(tiny_tokenizers.byte_level(), tmp_path)
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "of the processor"}))
+    assert ChatTemplate.from_folder(tmp_path).text == "of the processor"
+    (tmp_path / "chat_template.jinja").write_text("of the tokenizer")
+    assert ChatTemplate.from_folder(tmp_path).text == "of the tokenizer"
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "chat_template.json").write_text("{")
+    with pytest.raises(ModelLoadError, match=r"chat_template\.json: not readable as JSON"):
+        ChatTemplate.from_folder(tmp_path)
 
 
 def test_the_messages_of_the_caller_stay_as_they_are():

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rayinfer.errors import InvalidParameter, NotSupported, TaskNotServed
+from rayinfer.images.inputs import decode_image_text
 from rayinfer.prediction_specs import IMAGE, TEXT_PAIRS, prediction_specs
 from rayinfer.predictions import PredictorDescription
 from rayinfer.protocols import Tensor, TensorSpec
@@ -24,7 +25,6 @@ from rayinfer.servers.kserve.tensors.datatypes import DATATYPES
 from rayinfer.servers.kserve.tensors.tensor_json import MAX_JSON_ELEMENTS, bytes_array, decode_json_data
 from rayinfer.servers.kserve.tensors.tensor_shapes import MAX_DIMENSIONS
 from rayinfer.servers.kserve.text_request import text_request
-from rayinfer.servers.prediction.image_items import decode_image_text
 from rayinfer.servers.served_model import ServedModel
 
 _TEXT_NAMES = ("text_input", "prompt")

@@ -43,8 +43,30 @@ def _message(item: dict[str, Any], path: str) -> dict[str, Any]:
     role = item.get("role")
     if role not in _ROLES:
         raise InvalidParameter(f"{path}.role must be one of {', '.join(_ROLES)}", f"{path}.role")
-    content = _text(item.get("content"), f"{path}.content")
+    content = _content(item.get("content"), f"{path}.content", takes_images=role == "user")
     return {"role": "system" if role == "developer" else role, "content": content}
+
+
+def _content(content: Any, path: str, *, takes_images: bool) -> str | list[dict[str, Any]]:
+    """Return a message's text; of a user's with images, its parts in the form of chat completions."""
+    if not (takes_images and isinstance(content, list) and any(map(_is_image, content))):
+        return _text(content, path)
+    parts: list[dict[str, Any]] = []
+    for position, part in enumerate(content):
+        if _is_image(part):
+            if not isinstance(part.get("image_url"), str):
+                raise InvalidParameter(
+                    f"{path}.{position}.image_url must be a string: a data: URL; files are not supported here",
+                    f"{path}.{position}.image_url",
+                )
+            parts.append({"type": "image_url", "image_url": {"url": part["image_url"]}})
+        else:
+            parts.append({"type": "text", "text": _text([part], path, position)})
+    return parts
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "input_image"
 
 
 def _add_call(messages: list[dict[str, Any]], item: dict[str, Any], path: str) -> None:
@@ -63,13 +85,13 @@ def _string(item: dict[str, Any], name: str, path: str) -> str:
     return value
 
 
-def _text(content: Any, path: str) -> str:
+def _text(content: Any, path: str, first: int = 0) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise InvalidParameter(f"{path} must be a string or a list of parts", path)
     texts: list[str] = []
-    for position, part in enumerate(content):
+    for position, part in enumerate(content, start=first):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in _TEXT_PARTS:
             raise InvalidParameter(

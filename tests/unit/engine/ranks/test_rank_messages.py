@@ -6,7 +6,7 @@ import pytest
 
 from rayinfer import wire
 from rayinfer.engine.plan.executor_commands import BlockCopy, SleepLevel
-from rayinfer.engine.plan.step_plan import LogprobsArrays, NewRequestData, SampledTokens, StepPlan
+from rayinfer.engine.plan.step_plan import LogprobsArrays, NewRequestData, PromptImages, SampledTokens, StepPlan
 from rayinfer.engine.ranks.rank_messages import DECODER, Failed, Heartbeat, ReduceMin, Release, StageResult, StoreReply
 from rayinfer.sampling_params import SamplingParams
 
@@ -33,6 +33,10 @@ NEW_REQUEST = NewRequestData(
     end_token_ids=(2, 41),
     last_position=99,
     source_token_ids=np.array([8, 9], np.int32),
+    images=PromptImages(
+        positions=np.array([1, 2, 4], np.int32),
+        embeddings=(np.array([[1.5, -2.0], [0.0, 4.0]], np.float32), np.array([[7.0, 8.0]], np.float32)),
+    ),
 )
 PLAN = StepPlan(
     step=12,
@@ -44,7 +48,7 @@ PLAN = StepPlan(
     seq_lens=np.array([2, 10], np.int32),
     block_tables=np.array([[4, 0, 0], [1, 2, 3]], np.int32)[:, :2],  # a view, whose rows are not next to each other
     samples=np.array([False, True]),
-    new_requests=(NEW_REQUEST, msgspec.structs.replace(NEW_REQUEST, source_token_ids=None)),
+    new_requests=(NEW_REQUEST, msgspec.structs.replace(NEW_REQUEST, source_token_ids=None, images=None)),
     uses_last_sampled=np.array([True, False]),
 )
 SCORED = LogprobsArrays(

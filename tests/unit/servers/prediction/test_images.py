@@ -9,12 +9,12 @@ import huggingface_hub
 import pytest
 
 from rayinfer.errors import InvalidParameter
+from rayinfer.images.headers import ImageSize, read_image_size
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.servers.app import build_app
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.kserve.inference import InferenceService
 from rayinfer.servers.kserve.repository import ModelRepository
-from rayinfer.servers.prediction.image_headers import ImageSize, read_image_size
 from rayinfer.servers.request_limits import RequestLimits
 from rayinfer.traces.trace_store import TraceStore
 

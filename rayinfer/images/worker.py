@@ -6,12 +6,12 @@ import os
 import resource
 import sys
 import warnings
-from typing import IO, Any
+from typing import IO
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from rayinfer.images.shapes import ANSWER, IMAGE, PIXELS, REFUSED, ImageShape, TiledShape
 from rayinfer.predictions import DEFAULT_IMAGE_LIMITS, ImageLimits
-from rayinfer.predictors.image_shape import ANSWER, IMAGE, PIXELS, REFUSED, ImageShape
 
 FORMATS = ("JPEG", "PNG", "WEBP")
 MEMORY_BYTES = 2 * 2**30  # of addresses: 25 megapixels need a tenth of it
@@ -23,7 +23,9 @@ class RefusedImage(Exception):
     """An image that cannot be decoded, or is beyond a limit."""
 
 
-def decode_image(content: bytes, shape: ImageShape | None, limits: ImageLimits = DEFAULT_IMAGE_LIMITS) -> Image.Image:
+def decode_image(
+    content: bytes, shape: ImageShape | TiledShape | None, limits: ImageLimits = DEFAULT_IMAGE_LIMITS
+) -> Image.Image:
     """Decode an image to RGB at the model's size, or with None at its own; raises RefusedImage."""
     if len(content) > limits.max_bytes:
         raise RefusedImage(f"the image has {len(content):,} bytes, the limit is {limits.max_bytes:,}")
@@ -33,7 +35,7 @@ def decode_image(content: bytes, shape: ImageShape | None, limits: ImageLimits =
             image = Image.open(io.BytesIO(content), formats=FORMATS)
             _check_header(image, limits)
             upright = _upright(image, shape)
-            return upright if shape is None else _resized(upright, shape)
+            return upright if shape is None else _in_shape(upright, shape)
     except RefusedImage:
         raise
     except Exception as error:  # Pillow's decoders raise errors of a dozen kinds for broken files
@@ -53,12 +55,35 @@ def _check_header(image: Image.Image, limits: ImageLimits) -> None:
         raise RefusedImage("the image has several frames, the limit is 1")
 
 
-def _upright(image: Image.Image, shape: ImageShape | None) -> Image.Image:
-    if shape is not None and image.width * image.height > DRAFT_PIXELS:
+def _upright(image: Image.Image, shape: ImageShape | TiledShape | None) -> Image.Image:
+    # An image that is cut into tiles keeps its size, of which the number of tiles follows.
+    if isinstance(shape, ImageShape) and image.width * image.height > DRAFT_PIXELS:
         needed = 2 * max(shape.height, shape.width, shape.shortest_edge, *(shape.scaled or ()))
         image.draft("RGB", (needed, needed))  # of JPEGs only
     ImageOps.exif_transpose(image, in_place=True)
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _in_shape(image: Image.Image, shape: ImageShape | TiledShape) -> Image.Image:
+    return _tiled(image, shape) if isinstance(shape, TiledShape) else _resized(image, shape)
+
+
+def _tiled(image: Image.Image, shape: TiledShape) -> Image.Image:
+    """Cut an image into tiles, row by row, and put them below each other, the whole image as the last one."""
+    side, grid = shape.tile_side, shape.grid(image.height, image.width)
+    height, width = shape.scaled_size(image.height, image.width)
+    image = image.resize((width, height), shape.resample)
+    if shape.splits:
+        height, width = shape.cut_size(height, width)
+        image = image.resize((width, height), shape.resample)
+    out = Image.new("RGB", (side, grid.num_tiles * side))
+    for row in range(grid.num_rows):
+        for column in range(grid.num_columns):
+            left, top = column * side, row * side
+            tile = image.crop((left, top, left + side, top + side))
+            out.paste(tile, (0, (row * grid.num_columns + column) * side))
+    out.paste(image.resize((side, side), shape.resample), (0, (grid.num_tiles - 1) * side))
+    return out
 
 
 def _resized(image: Image.Image, shape: ImageShape) -> Image.Image:
@@ -68,23 +93,22 @@ def _resized(image: Image.Image, shape: ImageShape) -> Image.Image:
     return image.crop((left, top, left + shape.width, top + shape.height))
 
 
-def decode_for_parent(shape: dict[str, Any], limits: dict[str, Any]) -> None:
+def decode_for_parent(shape: ImageShape | TiledShape, limits: ImageLimits) -> None:
     """Decode images from standard input until it ends; the program of the process."""
     Image.MAX_IMAGE_PIXELS = None  # the limits here are smaller, and errors rather than warnings
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    image_shape, image_limits = ImageShape(**shape), ImageLimits(**limits)
     with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         while True:
             height, width, content = _read(sys.stdin.buffer)
             try:
                 if height:
                     pixels = Image.frombytes("RGB", (width, height), content)
-                    _check_header(pixels, image_limits)
-                    image = _resized(pixels, image_shape)
+                    _check_header(pixels, limits)
+                    image = _in_shape(pixels, shape)
                 else:
-                    image = decode_image(content, image_shape, image_limits)
+                    image = decode_image(content, shape, limits)
                 head, body = ANSWER.pack(PIXELS, image.height, image.width), image.tobytes()
             except RefusedImage as error:
                 body = str(error).encode()

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rayinfer.errors import BadImage
+from rayinfer.images.shapes import ANSWER, IMAGE, PIXELS, ImageShape, TiledShape, worker_command
 from rayinfer.predictions import DEFAULT_IMAGE_LIMITS, ImageLimits
-from rayinfer.predictors.image_shape import ANSWER, IMAGE, PIXELS, ImageShape, worker_command
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class ImageDecoder:
 
     def __init__(
         self,
-        shape: ImageShape,
+        shape: ImageShape | TiledShape,
         limits: ImageLimits = DEFAULT_IMAGE_LIMITS,
         *,
         num_processes: int = NUM_PROCESSES,
@@ -69,9 +69,9 @@ class ImageDecoder:
 class _DecodingProcess:
     """One process, which its first image starts, and the next one where it has died."""
 
-    def __init__(self, shape: ImageShape, limits: ImageLimits, timeout_s: float) -> None:
+    def __init__(self, shape: ImageShape | TiledShape, limits: ImageLimits, timeout_s: float) -> None:
         self._command = worker_command(shape, limits)
-        self._num_bytes = 3 * shape.height * shape.width
+        self._shape = shape
         self._timeout_s = timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closed = False
@@ -111,9 +111,9 @@ class _DecodingProcess:
         kind, height, width = ANSWER.unpack(_read(stream, ANSWER.size))
         if kind != PIXELS:
             raise BadImage(_read(stream, min(height, 1000)).decode(errors="replace"), "image")
-        if 3 * height * width != self._num_bytes:
+        if not self._shape.is_result(height, width):
             raise EOFError(f"its answer has {height} x {width} pixels")
-        return np.frombuffer(_read(stream, self._num_bytes), np.uint8).reshape(height, width, 3)
+        return np.frombuffer(_read(stream, 3 * height * width), np.uint8).reshape(height, width, 3)
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._is_closed:

@@ -1,4 +1,4 @@
-"""Formats and sizes of encoded images, read of their headers: nothing is decoded here."""
+"""Formats, sizes and orientations of encoded images, read of their headers: nothing is decoded here."""
 
 import struct
 from typing import NamedTuple
@@ -8,6 +8,9 @@ from rayinfer.errors import InvalidParameter
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8\xff"
 _FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF: the frame's header, which has its size
+_EXIF = b"Exif\0\0"
+_ORIENTATION, _SHORT = 0x0112, 3  # a tag of TIFF, and the kind of its value
+_ON_THE_SIDE = frozenset((5, 6, 7, 8))  # orientations that change width and height
 _BARE_MARKERS = frozenset((0x01, *range(0xD0, 0xD9)))  # without a length
 
 
@@ -21,6 +24,11 @@ class ImageSize(NamedTuple):
 
     width: int
     height: int
+
+    @property
+    def turned(self) -> "ImageSize":
+        """The size of the image lying on its side."""
+        return ImageSize(self.height, self.width)
 
 
 def read_image_size(content: bytes, param: str) -> ImageSize:
@@ -41,6 +49,68 @@ def read_image_size(content: bytes, param: str) -> ImageSize:
     if size is None or not (size.width and size.height):
         raise InvalidParameter(f"{param}: the image's header is broken", param)
     return size
+
+
+def read_upright_size(content: bytes, param: str) -> ImageSize:
+    """Return the size of an image as it is seen: turned where Exif says that it lies on its side.
+
+    Raises InvalidParameter as `read_image_size` does.
+    """
+    size = read_image_size(content, param)
+    try:
+        lies_on_its_side = _orientation(_exif(content)) in _ON_THE_SIDE
+    except (struct.error, IndexError):  # broken, or cut off: decoders then take the image as it lies
+        lies_on_its_side = False
+    return size.turned if lies_on_its_side else size
+
+
+def _exif(content: bytes) -> bytes:
+    """Return the TIFF structure of an image's Exif; empty where it has none."""
+    if content.startswith(_JPEG):
+        return _jpeg_exif(content)
+    if content.startswith(_PNG):
+        position, head, kind = 8, ">I", slice(4, 8)
+    else:
+        position, head, kind = 12, "<I", slice(0, 4)
+    while position + 8 <= len(content):
+        chunk = content[position : position + 8]
+        (length,) = struct.unpack(head, chunk[:4] if head == ">I" else chunk[4:])
+        if chunk[kind] in (b"eXIf", b"EXIF"):
+            return content[position + 8 : position + 8 + length].removeprefix(_EXIF)
+        # A PNG's chunk ends with a checksum, a WebP's with a byte where its length is odd.
+        position += 8 + length + (4 if head == ">I" else length % 2)
+    return b""
+
+
+def _jpeg_exif(content: bytes) -> bytes:
+    position = 2
+    while position + 4 <= len(content) and content[position] == 0xFF:
+        marker = content[position + 1]
+        if marker == 0xFF:
+            position += 1
+            continue
+        (length,) = struct.unpack_from(">H", content, position + 2)
+        data = content[position + 4 : position + 2 + length]
+        if marker == 0xE1 and data.startswith(_EXIF):
+            return data.removeprefix(_EXIF)
+        if length < 2 or marker in (0xDA, 0xD9):
+            break
+        position += 2 + length
+    return b""
+
+
+def _orientation(tiff: bytes) -> int:
+    """Read the orientation in a TIFF structure's first directory; 1 where there is none: upright."""
+    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
+    if order is None:
+        return 1
+    (start,) = struct.unpack_from(f"{order}I", tiff, 4)
+    (num_entries,) = struct.unpack_from(f"{order}H", tiff, start)
+    for index in range(num_entries):
+        tag, kind, _, value = struct.unpack_from(f"{order}HHIH", tiff, start + 2 + 12 * index)
+        if tag == _ORIENTATION and kind == _SHORT:
+            return int(value)
+    return 1
 
 
 def _png_size(content: bytes) -> ImageSize | None:

@@ -14,9 +14,9 @@ import pytest
 from PIL import Image
 
 from rayinfer.errors import BadImage
+from rayinfer.images.decoding import ImageDecoder
+from rayinfer.images.shapes import ImageShape
 from rayinfer.predictions import ImageLimits
-from rayinfer.predictors.image_decoding import ImageDecoder
-from rayinfer.predictors.image_shape import ImageShape
 from rayinfer.predictors.warm_up import PNG
 from support.services.polling import wait_until
 

@@ -1,0 +1,31 @@
+"""One future for several."""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+
+def joined(futures: Sequence[Future[Any]]) -> Future[list[Any]]:
+    """Return a future of all results, in order; once all are done it has them, or the first one's error that failed."""
+    if len(futures) == 1:
+        return futures[0]
+    whole: Future[list[Any]] = Future()
+    num_left, lock = len(futures), threading.Lock()
+
+    def count(_: Future[Any]) -> None:
+        nonlocal num_left
+        with lock:
+            num_left -= 1
+            if num_left:
+                return
+        errors = (CancelledError() if each.cancelled() else each.exception() for each in futures)
+        error = next((each for each in errors if each is not None), None)
+        if error is None:
+            whole.set_result([each.result() for each in futures])
+        else:
+            whole.set_exception(error)
+
+    for each in futures:
+        each.add_done_callback(count)
+    return whole

@@ -1,0 +1,1 @@
+"""Images of prompts: their encoder beside the steps, and their embeddings in these."""

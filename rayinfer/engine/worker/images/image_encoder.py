@@ -1,0 +1,147 @@
+"""Encoder of images beside the engine's steps: decoded in processes that may die, and cached by content."""
+
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from weakref import WeakValueDictionary
+
+import torch
+
+from rayinfer.engine.plan.step_plan import Float32Matrix
+from rayinfer.errors import BadImage
+from rayinfer.images.decoding import ImageDecoder, Pixels
+from rayinfer.images.shapes import TiledShape
+from rayinfer.models.vision.image_model import ImageModel
+from rayinfer.predictions import ImageInput
+
+_logger = logging.getLogger(__name__)
+
+CACHE_BYTES = 256 * 2**20  # of embeddings that no request has; about 100 images of SmolVLM-256M in 17 tiles
+NICENESS = 5  # of the thread that encodes, below the engine's
+
+
+class EncodedImage:
+    """Embeddings of an image, which are found by its digest as long as this is referred to."""
+
+    __slots__ = ("__weakref__", "embeddings")
+
+    def __init__(self, embeddings: Float32Matrix) -> None:
+        self.embeddings = embeddings  # [num_tokens, hidden_size]
+
+
+class ImageEncoder:
+    """Embeddings of images by digest: the latest ones, and those in use, are not computed again.
+
+    Images are decoded in processes of their own, several at once, and encoded one after the other by a thread of low
+    priority; steps go on meanwhile. May be used from any thread.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], ImageModel],
+        shape: TiledShape,
+        *,
+        cache_bytes: int = CACHE_BYTES,
+        decoder: ImageDecoder | None = None,
+    ) -> None:
+        self._load = load
+        self._model: ImageModel | None = load()
+        self.image_token_id = self._model.image_token_id
+        self.num_encoded = 0  # images, since the start
+        self._decoder = ImageDecoder(shape) if decoder is None else decoder
+        self._cache_bytes = cache_bytes
+        self._num_cached_bytes = 0
+        self._latest: OrderedDict[bytes, EncodedImage] = OrderedDict()
+        self._known: WeakValueDictionary[bytes, EncodedImage] = WeakValueDictionary()
+        self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="image-encoder", initializer=_lower_priority)
+
+    def start(self, images: Sequence[ImageInput]) -> "Future[list[EncodedImage]] | None":
+        """Begin to encode images; None if nothing is to be computed. The future may have BadImage.
+
+        While the future is referred to, `encode` finds the images without computing.
+        """
+        if self._found(images) is not None:
+            return None
+        decoding = {image.digest: self._decoder.submit(image.content) for image in self._missing(images)}
+        return self._thread.submit(self._encode, images, decoding)
+
+    def encode(self, images: Sequence[ImageInput]) -> list[EncodedImage]:
+        """Return the images' embeddings, computing those that are not known; raises BadImage."""
+        found = self._found(images)
+        if found is not None:
+            return found
+        started = self.start(images)
+        return self.encode(images) if started is None else started.result()
+
+    def release(self) -> None:
+        """Free the weights and forget all embeddings; the next image loads the weights again."""
+        self._thread.submit(self._release).result()
+
+    def close(self) -> None:
+        """Drop what waits to be encoded, and end the processes."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._decoder.close()
+
+    def _found(self, images: Sequence[ImageInput]) -> list[EncodedImage] | None:
+        with self._lock:
+            found = [self._known.get(image.digest) for image in images]
+            known = [each for each in found if each is not None]
+            if len(known) < len(images):
+                return None
+            for image in images:
+                if image.digest in self._latest:
+                    self._latest.move_to_end(image.digest)
+            return known
+
+    def _missing(self, images: Sequence[ImageInput]) -> list[ImageInput]:
+        with self._lock:
+            return [image for image in images if image.digest not in self._known]
+
+    # In the encoder's thread
+
+    def _encode(self, images: Sequence[ImageInput], decoding: "dict[bytes, Future[Pixels]]") -> list[EncodedImage]:
+        return [self._encoded(image, decoding) for image in images]
+
+    def _encoded(self, image: ImageInput, decoding: "dict[bytes, Future[Pixels]]") -> EncodedImage:
+        with self._lock:
+            known = self._known.get(image.digest)
+        if known is not None:
+            return known
+        started = decoding.get(image.digest) or self._decoder.submit(image.content)
+        pixels = torch.tensor(started.result())
+        if self._model is None:
+            self._model = self._load()
+        try:
+            encoded = EncodedImage(self._model.encode(pixels).numpy())
+        except RuntimeError as error:  # of torch, such as for want of memory
+            _logger.exception("an image of %d bytes could not be encoded", len(image.content))
+            raise BadImage(f"the image could not be encoded: {type(error).__name__}", "image") from error
+        self.num_encoded += 1
+        self._keep(image.digest, encoded)
+        return encoded
+
+    def _keep(self, digest: bytes, encoded: EncodedImage) -> None:
+        with self._lock:
+            self._known[digest] = encoded
+            if encoded.embeddings.nbytes > self._cache_bytes:
+                return
+            self._latest[digest] = encoded
+            self._num_cached_bytes += encoded.embeddings.nbytes
+            while self._num_cached_bytes > self._cache_bytes:
+                _, oldest = self._latest.popitem(last=False)
+                self._num_cached_bytes -= oldest.embeddings.nbytes
+
+    def _release(self) -> None:
+        self._model = None
+        with self._lock:
+            self._latest.clear()
+            self._known.clear()
+            self._num_cached_bytes = 0
+
+
+def _lower_priority() -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -1,0 +1,93 @@
+"""Images of prompts, checked by their headers; they are decoded in another process."""
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rayinfer.errors import InvalidParameter, NotSupported
+from rayinfer.images.headers import ImageSize, read_upright_size
+from rayinfer.predictions import DEFAULT_IMAGE_LIMITS, ImageInput, ImageLimits
+
+MAX_IMAGES = 8  # of a prompt, unless a service allows another number
+IMAGE_PARTS = ("image_url", "image", "image_pil")  # types of content parts with an image, which hold it by this name
+
+
+@dataclass(frozen=True, slots=True)
+class PromptImage:
+    """An image of a prompt, with its size as it is seen."""
+
+    image: ImageInput
+    size: ImageSize
+
+
+def checked_image(content: bytes, place: str, limits: ImageLimits = DEFAULT_IMAGE_LIMITS) -> PromptImage:
+    """Check an encoded image's header against the limits; raises InvalidParameter."""
+    if len(content) > limits.max_bytes:
+        raise InvalidParameter(f"{place}: an image may have {limits.max_bytes} bytes, got {len(content)}", place)
+    size = read_upright_size(content, place)
+    if max(size) > limits.max_side or size.width * size.height > limits.max_pixels:
+        raise InvalidParameter(
+            f"{place}: an image may have {limits.max_side} pixels a side and {limits.max_pixels} in all, "
+            f"got {size.width} x {size.height}",
+            place,
+        )
+    return PromptImage(ImageInput.of(content), size)
+
+
+def check_num_images(count: int, limit: int, place: str) -> None:
+    """Raise InvalidParameter for more images than a request may have."""
+    if count > limit:
+        raise InvalidParameter(f"{place}: a request may have {limit} images, got {count}", place)
+
+
+def decode_image_text(value: Any, param: str) -> bytes:
+    """Return the bytes of a data: URL or of base64; raises InvalidParameter, and NotSupported for other URLs."""
+    if not isinstance(value, str) or not value:
+        raise InvalidParameter(f"{param} must be a data: URL or base64", param)
+    scheme = value[:8].lower()
+    if scheme.startswith(("http:", "https:", "ftp:", "file:")):
+        raise NotSupported("Images are not fetched from URLs: send a data: URL, base64 or the image itself.", param)
+    if scheme.startswith("data:"):
+        head, comma, value = value.partition(",")
+        if not comma or not head.lower().endswith(";base64"):
+            raise InvalidParameter(f"{param} must be a data: URL with base64", param)
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidParameter(f"{param} is not valid base64", param) from None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundImage:
+    """Image as a content part holds it, and the place of the part."""
+
+    value: Any
+    place: str
+    kind: str = ""  # of the part
+
+
+def take_images(messages: Sequence[Any], field: str = "messages") -> tuple[list[Any], list[FoundImage]]:
+    """Return messages whose parts with an image only say so, as chat templates read them, and the images in order.
+
+    `field` is what the client calls the messages.
+    """
+    found: list[FoundImage] = []
+    taken: list[Any] = []
+    for index, message in enumerate(messages):
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(content, Sequence) or isinstance(content, str | bytes):
+            taken.append(message)
+            continue
+        parts = []
+        for number, part in enumerate(content):
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if kind in IMAGE_PARTS:
+                value = part.get(kind)
+                url = value.get("url") if kind == "image_url" and isinstance(value, Mapping) else value
+                found.append(FoundImage(url, f"{field}.{index}.content.{number}", kind))
+                part = {"type": "image"}
+            parts.append(part)
+        taken.append({**message, "content": parts})
+    return taken, found

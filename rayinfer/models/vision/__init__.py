@@ -1,0 +1,1 @@
+"""Vision encoders: images to embeddings in a language model's space."""
