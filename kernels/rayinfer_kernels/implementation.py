@@ -8,6 +8,7 @@ import torch
 from rayinfer_kernels.encoder_stack import EmbeddingWeights, EncoderLayerWeights, EncoderStack, EncoderStackShape
 from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, StackShape
+from rayinfer_kernels.low_rank import LowRank
 from rayinfer_kernels.packed_weight import PackedWeight
 
 
@@ -61,11 +62,18 @@ class Implementation(Protocol):
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Multiply by a weight as the model has it."""
 
-    def packed_linear(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    def packed_linear(
+        self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, low_rank: LowRank | None = None
+    ) -> torch.Tensor:
         """Multiply by a weight that `pack` or `pack_quantized` returned."""
 
     def packed_gated_linear(
-        self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, activation: str
+        self,
+        x: torch.Tensor,
+        weight: PackedWeight,
+        bias: torch.Tensor | None,
+        activation: str,
+        low_rank: LowRank | None = None,
     ) -> torch.Tensor:
         """Multiply by such a weight that is gated, and gate its outputs."""
 

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from rayinfer_kernels.kv_cache import KVCache
+from rayinfer_kernels.low_rank import LowRankTable, TokenSlots
 from rayinfer_kernels.packed_weight import PackedWeight
 
 
@@ -15,6 +16,7 @@ class PackedLinear(NamedTuple):
 
     weight: PackedWeight | torch.Tensor  # a plain one stays as it is on GPUs only: [out_features, in_features]
     bias: torch.Tensor | None
+    low_rank: LowRankTable | None = None  # the terms of adapters, where there may be some
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,9 +79,15 @@ class StepTensors(Protocol):
     def num_decodes(self) -> int:
         """Number of leading requests with one new token each, as far as the host knows."""
 
+    @property
+    def adapters(self) -> TokenSlots | None:
+        """Each token's slot of an adapter; None where no token has one."""
+
 
 class LayerStack(Protocol):
     """Layers that run as one operation, with references to their weights and caches."""
+
+    takes_adapters: bool  # whether it computes steps in which tokens have adapters
 
     def bind(self, kv_caches: Sequence[KVCache], cos: torch.Tensor, sin: torch.Tensor) -> None:
         """Give each layer its pool of blocks, and all the rotary tables [max_positions, rotary_dim]."""

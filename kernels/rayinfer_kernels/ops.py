@@ -20,6 +20,7 @@ from rayinfer_kernels.implementation import ArgmaxResult, RowMasks, SampledRows
 from rayinfer_kernels.int4_blocks import GROUP_SIZE
 from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache, kv_block_bytes
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, PackedLinear, StackShape
+from rayinfer_kernels.low_rank import LowRank, LowRankPart, LowRankTable, TokenSlots, add_low_rank_, low_rank_part
 from rayinfer_kernels.packed_weight import LAYOUT_VERSION, GroupOffsets, PackedWeight, WeightFormat
 from rayinfer_kernels.quantized_weight import (
     QuantizedWeight,
@@ -49,6 +50,9 @@ __all__ = [
     "KVCache",
     "LayerStack",
     "LayerWeights",
+    "LowRank",
+    "LowRankPart",
+    "LowRankTable",
     "NormWeights",
     "PackedLinear",
     "PackedWeight",
@@ -57,6 +61,7 @@ __all__ = [
     "SampledRows",
     "StackShape",
     "TokenRows",
+    "TokenSlots",
     "WeightFormat",
     "add_rms_norm",
     "allocate_kv_cache",
@@ -75,6 +80,7 @@ __all__ = [
     "layer_norm",
     "layer_stack",
     "linear",
+    "low_rank_part",
     "mask_rows_",
     "moe_combine",
     "pack_groups",
@@ -135,23 +141,39 @@ def encoder_stack(
     return implementation_for(layers[0].attention_norm.weight).encoder_stack(layers, shape, position_bias, embeddings)
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Compute x W^T + bias: x [num_tokens, in_features] -> [num_tokens, out_features]."""
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor | PackedWeight,
+    bias: torch.Tensor | None = None,
+    low_rank: LowRank | None = None,
+) -> torch.Tensor:
+    """Compute x W^T + bias: x [num_tokens, in_features] -> [num_tokens, out_features].
+
+    With `low_rank` rows that have an adapter get its term. By the compiled kernels it is added in float32 before the
+    sum is rounded, and rows without one have the same bits as without it.
+    """
     if isinstance(weight, PackedWeight):
-        return implementation_for(x).packed_linear(x, weight, bias)
-    return implementation_for(x).linear(x, weight, bias)
+        return implementation_for(x).packed_linear(x, weight, bias, low_rank)
+    out = implementation_for(x).linear(x, weight, bias)
+    return out if low_rank is None else add_low_rank_(out, x, low_rank)
 
 
 def gated_linear(
-    x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None, activation: Gate
+    x: torch.Tensor,
+    weight: torch.Tensor | PackedWeight,
+    bias: torch.Tensor | None,
+    activation: Gate,
+    low_rank: LowRank | None = None,
 ) -> torch.Tensor:
     """Return activation(gate) * up of x W^T + bias: x [num_tokens, in_features] -> [num_tokens, out_features].
 
-    The rows of W are those of the gate, then as many of the other (Shazeer 2020).
+    The rows of W are those of the gate, then as many of the other (Shazeer 2020). For `low_rank` see `linear`.
     """
     if isinstance(weight, PackedWeight):
-        return implementation_for(x).packed_gated_linear(x, weight, bias, activation)
-    stacked = linear(x, weight, bias)
+        return implementation_for(x).packed_gated_linear(x, weight, bias, activation, low_rank)
+    stacked = implementation_for(x).linear(x, weight, bias)
+    if low_rank is not None:
+        add_low_rank_(stacked, x, low_rank, is_gated=True)
     return silu_and_mul(stacked) if activation == "silu" else gelu_tanh_and_mul(stacked)
 
 

@@ -112,6 +112,14 @@ def bias_arguments(bias: torch.Tensor | None, num_heads: int) -> tuple[int | Non
     return bias.data_ptr(), bias.shape[1]
 
 
+def check_slots(slots: torch.Tensor, num_slots: int) -> None:
+    """Reject slots of adapters that a table does not have; -1 is none."""
+    if slots.dtype != torch.int32 or not slots.is_contiguous():
+        raise ValueError(f"slots of adapters have to be int32 in one piece, got {slots.dtype}")
+    if len(slots) and not -1 <= int(slots.min()) <= int(slots.max()) < num_slots:
+        raise ValueError(f"slots of adapters must lie below {num_slots}, got {int(slots.min())} to {int(slots.max())}")
+
+
 def check_cache(cache: KVCache, head_dim: int, dtype: torch.dtype) -> VnniKVCache:
     """Reject a cache of other heads, and one that is laid out for a GPU."""
     if not isinstance(cache, VnniKVCache):

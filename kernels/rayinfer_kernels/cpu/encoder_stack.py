@@ -161,7 +161,7 @@ def _argument(layer: EncoderLayerWeights) -> EncoderLayerArgument:
         attention_norm=_norm_argument(layer.attention_norm), feed_forward_norm=_norm_argument(layer.feed_forward_norm)
     )
     for name in _LINEARS:
-        weight, bias = getattr(layer, name)
+        weight, bias, _ = getattr(layer, name)
         setattr(argument, name, ctypes.pointer(weight.argument))
         setattr(argument, f"{name}_bias", None if bias is None else bias.data_ptr())
     return argument

@@ -15,6 +15,7 @@ from rayinfer_kernels.cpu.arguments import (
     check_cache,
     check_rotation,
     check_shape,
+    check_slots,
     check_weight,
     dense_last,
     vector,
@@ -27,6 +28,7 @@ from rayinfer_kernels.encoder_stack import EmbeddingWeights, EncoderLayerWeights
 from rayinfer_kernels.implementation import ArgmaxResult, RowMasks, SampledRows
 from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, StackShape
+from rayinfer_kernels.low_rank import AdapterArgument, LowRank
 from rayinfer_kernels.packed_weight import PackedWeight, WeightArgument, WeightFormat, pack
 from rayinfer_kernels.reference.elementwise import check_mask_shapes
 from rayinfer_kernels.reference.grouped_gemm import grouped_gemm
@@ -42,7 +44,10 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "write_kv": (*_STRIDED_HEADS, *_STRIDED_HEADS, *_CACHE, _POINTER, _SIZE, _SIZE, c_int),
     "run_layers": SIGNATURE,
     "run_encoder": ENCODER_SIGNATURE,
-    "linear": (_POINTER, _SIZE, _WEIGHT, _POINTER, c_int32, _POINTER, _SIZE, c_int),
+    "linear": (
+        *(_POINTER, _SIZE, _WEIGHT, _POINTER, c_int32),
+        *(ctypes.POINTER(AdapterArgument), _POINTER, _SIZE, _POINTER, _SIZE, c_int),
+    ),
     "grouped_gemm": (_POINTER, _SIZE, _WEIGHT, _POINTER, _SIZE, _POINTER, _SIZE, c_int),
     "gather_rows": (_WEIGHT, _POINTER, _SIZE, _POINTER, c_int),
     "argmax": (_POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, c_int),
@@ -128,22 +133,34 @@ class CpuKernels:
         self._gather_rows(weight.argument, indices.data_ptr(), len(indices), out.data_ptr(), torch.get_num_threads())
         return out
 
-    def packed_linear(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    def packed_linear(
+        self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, low_rank: LowRank | None = None
+    ) -> torch.Tensor:
         """See `ops.linear`."""
         if weight.is_gated:
             raise ValueError("linear takes no gated weight: use gated_linear")
-        return self._multiply(x, weight, bias, None)
+        return self._multiply(x, weight, bias, None, low_rank)
 
     def packed_gated_linear(
-        self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, activation: str
+        self,
+        x: torch.Tensor,
+        weight: PackedWeight,
+        bias: torch.Tensor | None,
+        activation: str,
+        low_rank: LowRank | None = None,
     ) -> torch.Tensor:
         """See `ops.gated_linear`."""
         if not weight.is_gated:
             raise ValueError("gated_linear needs a gated weight")
-        return self._multiply(x, weight, bias, activation)
+        return self._multiply(x, weight, bias, activation, low_rank)
 
     def _multiply(
-        self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, activation: str | None
+        self,
+        x: torch.Tensor,
+        weight: PackedWeight,
+        bias: torch.Tensor | None,
+        activation: str | None,
+        low_rank: LowRank | None,
     ) -> torch.Tensor:
         rows = dense_last(x if x.dim() == 2 else x.reshape(-1, x.shape[-1]), self.dtype, 2)
         check_weight(weight, rows.shape[1], self.dtype)
@@ -152,9 +169,15 @@ class CpuKernels:
         out = torch.empty((*x.shape[:-1], weight.out_features), dtype=x.dtype)
         if not out.numel():
             return out
+        terms: tuple[Any, ...] = (None, None, 0)
+        if low_rank is not None:
+            slots = low_rank.tokens.by_token
+            check_shape("adapter slots", slots, len(rows))
+            check_slots(slots, len(low_rank.table.argument))
+            terms = (low_rank.table.argument, slots.data_ptr(), low_rank.table.width)
         self._linear(
             *(rows.data_ptr(), rows.stride(0), weight.argument, None if bias is None else bias.data_ptr()),
-            *(ACTIVATIONS[activation], out.data_ptr(), len(rows), torch.get_num_threads()),
+            *(ACTIVATIONS[activation], *terms, out.data_ptr(), len(rows), torch.get_num_threads()),
         )
         return out
 

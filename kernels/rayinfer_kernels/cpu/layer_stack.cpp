@@ -20,7 +20,8 @@ struct LayerArgument {
     const void *qkv_bias, *output_bias, *gate_up_bias, *down_bias;  // null: none
     void *key, *value;                                              // the layer's cache
     float *key_scales, *value_scales;                               // null: the cache is of the model's type
-    int64_t window;                                                 // 0: none
+    const LowRankAdapter *qkv_adapters, *output_adapters, *gate_up_adapters, *down_adapters;  // by slot; null: none
+    int64_t window;                                                                           // 0: none
 };
 
 struct StackArgument {
@@ -37,7 +38,8 @@ struct StepArgument {
     void* out;      // likewise: the last norm of the sums
     const int64_t *positions, *slot_mapping;
     const int32_t *cu_seqlens_q, *seq_lens, *block_tables;
-    int64_t block_table_stride, num_tokens, num_requests;
+    const int32_t* adapter_slots;  // [num_tokens], -1: none; null: no token has an adapter
+    int64_t block_table_stride, num_tokens, num_requests, low_rank_width;
 };
 
 namespace {
@@ -75,7 +77,7 @@ struct Workspace {
         AttentionTiles tiles;
     };
 
-    RowBuffer sums, heads, encoded, wide, scratch;
+    RowBuffer sums, heads, encoded, wide, scratch, low_rank;
     std::vector<std::unique_ptr<TileWorker<E>>> workers;
     std::vector<std::unique_ptr<WindowTiles>> tiles;  // of each window that a layer has
     WorkStealingQueue units;
@@ -100,6 +102,7 @@ class LayerStack {
         encoded_[0] = (uint8_t*)workspace.encoded.at_least(2 * widest_row * step.num_tokens);
         encoded_[1] = encoded_[0] + widest_row * step.num_tokens;
         wide_ = workspace.wide.template rows<float>(step.num_tokens, widest);
+        low_rank_ = workspace.low_rank.template rows<float>(step.num_tokens, step.low_rank_width);
         scratch_width_ = rounded_up(stack.hidden_size, kWidth);
         scratch_ = workspace.scratch.template rows<float>(num_threads, scratch_width_);
         while ((int)workspace.workers.size() < num_threads)
@@ -134,6 +137,10 @@ class LayerStack {
         return {{encoded_[which], row_bytes, step_.num_tokens}, weight.format, weight.in_features};
     }
 
+    LowRankRows<T> terms_of(const LowRankAdapter* adapters) const {
+        return {adapters, step_.adapter_slots, low_rank_, step_.low_rank_width};
+    }
+
     void cut_tiles(int num_threads) {
         for (auto& each : workspace_.tiles) each->is_cut = false;
         for (int64_t i = 0; i < stack_.num_layers; ++i) {
@@ -165,25 +172,40 @@ class LayerStack {
         // Threads go on with the same tokens.
     }
 
-    void norm_sums(const void* weight, const InputRows<T>& to, ThreadRange thread) {
+    void norm_sums(const void* weight, const InputRows<T>& to, const LowRankRows<T>& low_rank, ThreadRange thread) {
         const Range tokens = thread.of(step_.num_tokens);
         for (int64_t token = tokens.begin; token < tokens.end; ++token) {
             rms_norm(sum(token), (const T*)weight, stack_.hidden_size, stack_.eps, scratch(thread));
+            low_rank.shrink(token, scratch(thread), stack_.hidden_size);
             to.encode(token, scratch(thread));
         }
         wait();
     }
 
-    void encode(const float* rows, const InputRows<T>& to, ThreadRange thread) {
+    void encode(const float* rows, const InputRows<T>& to, const LowRankRows<T>& low_rank, ThreadRange thread) {
         const Range tokens = thread.of(step_.num_tokens);
-        for (int64_t token = tokens.begin; token < tokens.end; ++token) to.encode(token, rows + token * to.width);
+        for (int64_t token = tokens.begin; token < tokens.end; ++token) {
+            low_rank.shrink(token, rows + token * to.width, to.width);
+            to.encode(token, rows + token * to.width);
+        }
+        wait();
+    }
+
+    // Low-rank products of rows that the stage before has stored as numbers.
+    void shrink(const InputRows<T>& from, const LowRankRows<T>& low_rank, ThreadRange thread) {
+        if (low_rank.is_empty()) return;
+        const StoreInRows<Plain<T>> numbers = from.numbers();
+        const Range tokens = thread.of(step_.num_tokens);
+        for (int64_t token = tokens.begin; token < tokens.end; ++token)
+            low_rank.shrink(token, numbers.out + token * numbers.stride, from.width);
         wait();
     }
 
     void attend(const LayerArgument& layer, uint32_t round, ThreadRange thread) {
         const InputRows<T> normed = input_of(*layer.qkv, 0), attended = input_of(*layer.output, 1);
-        norm_sums(layer.attention_norm, normed, thread);
-        LinearLayer<T>{*layer.qkv, (const T*)layer.qkv_bias, Activation::none}.run(
+        const LowRankRows<T> qkv_terms = terms_of(layer.qkv_adapters), output_terms = terms_of(layer.output_adapters);
+        norm_sums(layer.attention_norm, normed, qkv_terms, thread);
+        LinearLayer<T>{*layer.qkv, (const T*)layer.qkv_bias, Activation::none, qkv_terms}.run(
             normed.rows, workspace_.units, round, thread, StoreInRows<float>{heads_, heads_width()});
         wait();
         const Cache<E> cache{(E*)layer.key,      (E*)layer.value,   layer.key_scales, layer.value_scales,
@@ -202,11 +224,12 @@ class LayerStack {
         };
         if (attended.accepts_floats()) {
             run(attended.numbers());
+            shrink(attended, output_terms, thread);
         } else {
             run(StoreInRows<float>{wide_, query_width()});
-            encode(wide_, attended, thread);
+            encode(wide_, attended, output_terms, thread);
         }
-        LinearLayer<T>{*layer.output, (const T*)layer.output_bias, Activation::none}.run(
+        LinearLayer<T>{*layer.output, (const T*)layer.output_bias, Activation::none, output_terms}.run(
             attended.rows, workspace_.units, round + 1, thread, AddToRows{sums_, stack_.hidden_size});
         wait();
     }
@@ -232,17 +255,20 @@ class LayerStack {
 
     void feed_forward(const LayerArgument& layer, uint32_t round, ThreadRange thread) {
         const InputRows<T> normed = input_of(*layer.gate_up, 0), gated = input_of(*layer.down, 1);
-        norm_sums(layer.feed_forward_norm, normed, thread);
-        const LinearLayer<T> gate_up{*layer.gate_up, (const T*)layer.gate_up_bias, (Activation)stack_.activation};
+        const LowRankRows<T> gate_up_terms = terms_of(layer.gate_up_adapters), down_terms = terms_of(layer.down_adapters);
+        norm_sums(layer.feed_forward_norm, normed, gate_up_terms, thread);
+        const LinearLayer<T> gate_up{*layer.gate_up, (const T*)layer.gate_up_bias, (Activation)stack_.activation,
+                                     gate_up_terms};
         if (gated.accepts_floats()) {
             gate_up.run(normed.rows, workspace_.units, round, thread, gated.numbers());
             wait();
+            shrink(gated, down_terms, thread);
         } else {
             gate_up.run(normed.rows, workspace_.units, round, thread, StoreInRows<float>{wide_, gated.width});
             wait();
-            encode(wide_, gated, thread);
+            encode(wide_, gated, down_terms, thread);
         }
-        LinearLayer<T>{*layer.down, (const T*)layer.down_bias, Activation::none}.run(
+        LinearLayer<T>{*layer.down, (const T*)layer.down_bias, Activation::none, down_terms}.run(
             gated.rows, workspace_.units, round + 1, thread, AddToRows{sums_, stack_.hidden_size});
         wait();
     }
@@ -260,7 +286,7 @@ class LayerStack {
     const StackArgument& stack_;
     const StepArgument& step_;
     Workspace<E>& workspace_;
-    float *sums_, *heads_, *wide_, *scratch_;
+    float *sums_, *heads_, *wide_, *scratch_, *low_rank_;
     uint8_t* encoded_[2];
     int64_t scratch_width_;
 };

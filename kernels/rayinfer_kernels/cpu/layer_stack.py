@@ -12,16 +12,19 @@ from rayinfer_kernels.cpu.arguments import (
     check_cache,
     check_rotation,
     check_shape,
+    check_slots,
     check_vector,
     check_weight,
     dense_last,
 )
 from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerWeights, StackShape, StepTensors
+from rayinfer_kernels.low_rank import AdapterArgument
 from rayinfer_kernels.packed_weight import PackedWeight, WeightArgument
 
 ACTIVATIONS = {None: 0, "silu": 1, "gelu_tanh": 2, "gelu": 3, "relu": 4}  # as in gemm/linear.h
 _WEIGHT = ctypes.POINTER(WeightArgument)
+_ADAPTERS = ctypes.POINTER(AdapterArgument)
 
 
 class LayerArgument(ctypes.Structure):
@@ -32,6 +35,7 @@ class LayerArgument(ctypes.Structure):
         *((name, _WEIGHT) for name in ("qkv", "output", "gate_up", "down")),
         *((f"{name}_bias", c_void_p) for name in ("qkv", "output", "gate_up", "down")),
         *((name, c_void_p) for name in ("key", "value", "key_scales", "value_scales")),
+        *((f"{name}_adapters", _ADAPTERS) for name in ("qkv", "output", "gate_up", "down")),
         ("window", c_int64),
     )
 
@@ -54,8 +58,8 @@ class StepArgument(ctypes.Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("x", "out", "positions", "slot_mapping", "cu_seqlens_q", "seq_lens")),
-        ("block_tables", c_void_p),
-        *((name, c_int64) for name in ("block_table_stride", "num_tokens", "num_requests")),
+        *((name, c_void_p) for name in ("block_tables", "adapter_slots")),
+        *((name, c_int64) for name in ("block_table_stride", "num_tokens", "num_requests", "low_rank_width")),
     )
 
 
@@ -65,6 +69,8 @@ SIGNATURE = (ctypes.POINTER(StackArgument), ctypes.POINTER(StepArgument), ctypes
 
 class CpuLayerStack:
     """A LayerStack whose weights are packed."""
+
+    takes_adapters = True
 
     def __init__(
         self,
@@ -82,6 +88,8 @@ class CpuLayerStack:
         # The widest: what it lets tokens see, they may see in some layer. 0: everything.
         self._window = 0 if any(not layer.window for layer in layers) else max(layer.window or 0 for layer in layers)
         self._kept = (list(layers), last_norm)  # the arguments point into them
+        tables = [linear.low_rank for layer in layers for linear in layer.linears]
+        self._low_rank = [table for table in tables if table is not None]
         self._layers = (LayerArgument * len(layers))(*map(_argument, layers))
         self._stack = StackArgument(
             layers=self._layers,
@@ -139,11 +147,20 @@ class CpuLayerStack:
         self._checks.check_requests(block_tables, cu_seqlens_q, seq_lens, len(x), self._cache, self._window)
         out = torch.empty_like(x)
         pointers = (x, out, positions, slot_mapping, cu_seqlens_q, seq_lens, block_tables)
-        argument = StepArgument(
-            *(tensor.data_ptr() for tensor in pointers), block_tables.shape[1], len(x), len(seq_lens)
-        )
+        slots, low_rank_width = self._adapter_arguments(step, len(x))
+        sizes = (block_tables.shape[1], len(x), len(seq_lens), low_rank_width)
+        argument = StepArgument(*(tensor.data_ptr() for tensor in pointers), slots, *sizes)
         self._run_layers(self._stack, argument, torch.get_num_threads())
         return out
+
+    def _adapter_arguments(self, step: StepTensors, num_tokens: int) -> tuple[int | None, int]:
+        """Return the pointer of the tokens' slots, and the largest rank of an adapter at one layer."""
+        if step.adapters is None:
+            return None, 0
+        slots = step.adapters.by_token
+        check_shape("adapter slots", slots, num_tokens)
+        check_slots(slots, min((len(table.argument) for table in self._low_rank), default=0))
+        return slots.data_ptr(), max(table.width for table in self._low_rank)
 
 
 def _argument(layer: LayerWeights) -> LayerArgument:
@@ -152,9 +169,10 @@ def _argument(layer: LayerWeights) -> LayerArgument:
         norm: torch.Tensor | None = getattr(layer, name)
         setattr(argument, name, None if norm is None else norm.data_ptr())
     for name in ("qkv", "output", "gate_up", "down"):
-        weight, bias = getattr(layer, name)
+        weight, bias, low_rank = getattr(layer, name)
         setattr(argument, name, ctypes.pointer(weight.argument))
         setattr(argument, f"{name}_bias", None if bias is None else bias.data_ptr())
+        setattr(argument, f"{name}_adapters", None if low_rank is None else ctypes.cast(low_rank.argument, _ADAPTERS))
     return argument
 
 
@@ -168,7 +186,7 @@ def _check_layer(layer: LayerWeights, shape: StackShape, dtype: torch.dtype) -> 
         ("gate_up", shape.hidden_size, intermediate),
         ("down", intermediate, shape.hidden_size),
     ):
-        weight, bias = getattr(layer, name)
+        weight, bias, _ = getattr(layer, name)
         if not isinstance(weight, PackedWeight):
             raise ValueError(f"the weight of {name} must be packed")
         check_weight(weight, in_features, dtype)

@@ -20,6 +20,7 @@ from rayinfer_kernels.gpu.skinny_gemm import is_skinny, skinny_gemm
 from rayinfer_kernels.implementation import RowMasks, SampledRows
 from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, PackedLinear, StackShape
+from rayinfer_kernels.low_rank import LowRank, add_low_rank_
 from rayinfer_kernels.packed_weight import PackedWeight, WeightFormat
 from rayinfer_kernels.reference.elementwise import check_mask_shapes
 
@@ -41,8 +42,12 @@ class GpuKernels:
             return skinny_gemm(x, PackedLinear(weight, bias))
         return reference.linear(x, weight, bias)
 
-    def packed_linear(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    def packed_linear(
+        self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, low_rank: LowRank | None = None
+    ) -> torch.Tensor:
         """See `ops.linear`."""
+        if low_rank is not None:
+            return add_low_rank_(self.packed_linear(x, weight, bias), x, low_rank, is_gated=weight.is_gated)
         if weight.format is not WeightFormat.FLOAT8_DYNAMIC:
             return reference.packed_linear(x, weight, bias)
         if is_skinny(x):
@@ -50,10 +55,15 @@ class GpuKernels:
         return fp8.linear(x, weight, bias)
 
     def packed_gated_linear(
-        self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, activation: str
+        self,
+        x: torch.Tensor,
+        weight: PackedWeight,
+        bias: torch.Tensor | None,
+        activation: str,
+        low_rank: LowRank | None = None,
     ) -> torch.Tensor:
         """See `ops.gated_linear`."""
-        return self.gate(self.packed_linear(x, weight, bias), activation)
+        return self.gate(self.packed_linear(x, weight, bias, low_rank), activation)
 
     def write_kv(self, key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slot_mapping: torch.Tensor) -> None:
         """See `ops.write_kv`."""

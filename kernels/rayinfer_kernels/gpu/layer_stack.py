@@ -27,6 +27,8 @@ class GpuLayerStack:
     back from the device.
     """
 
+    takes_adapters = False  # such steps run layer by layer
+
     def __init__(self, layers: Sequence[LayerWeights], last_norm: torch.Tensor, shape: StackShape) -> None:
         if shape.activation not in ("silu", "gelu_tanh"):
             raise ValueError(f"there is no gate called {shape.activation!r}")

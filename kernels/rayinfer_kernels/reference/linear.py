@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from rayinfer_kernels.int4_blocks import GROUP_SIZE
+from rayinfer_kernels.low_rank import LowRank, add_low_rank_
 from rayinfer_kernels.packed_weight import PackedWeight, WeightFormat
 from rayinfer_kernels.quantized_weight import QuantizedWeight, unpack_quantized
 from rayinfer_kernels.reference.elementwise import gelu_tanh_and_mul, silu_and_mul
@@ -27,8 +28,12 @@ def packed_embedding(weight: PackedWeight, indices: torch.Tensor, dtype: torch.d
     return weight.rows(indices, dtype)
 
 
-def packed_linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+def packed_linear(
+    x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, low_rank: LowRank | None = None
+) -> torch.Tensor:
     """x W^T + bias for a weight that is quantized or that another implementation packed."""
+    if low_rank is not None:
+        return add_low_rank_(packed_linear(x, weight, bias), x, low_rank, is_gated=weight.is_gated)
     if weight.format is WeightFormat.FLOAT8_DYNAMIC:
         return _float8_linear(x, weight, bias).to(x.dtype)
     if weight.format.is_quantized and not weight.format.has_groups:
@@ -37,14 +42,18 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | No
 
 
 def packed_gated_linear(
-    x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, activation: str
+    x: torch.Tensor,
+    weight: PackedWeight,
+    bias: torch.Tensor | None,
+    activation: str,
+    low_rank: LowRank | None = None,
 ) -> torch.Tensor:
     """activation(gate) * up for a gated weight of the same kinds."""
     gate_and_multiply = silu_and_mul if activation == "silu" else gelu_tanh_and_mul
     is_float8 = weight.format is WeightFormat.FLOAT8_DYNAMIC
-    if weight.format.is_quantized and not is_float8 and not weight.format.has_groups:
+    if low_rank is None and weight.format.is_quantized and not is_float8 and not weight.format.has_groups:
         return gate_and_multiply(_quantized_linear(x, unpack_quantized(weight), bias)).to(x.dtype)
-    return gate_and_multiply(packed_linear(x, weight, bias))
+    return gate_and_multiply(packed_linear(x, weight, bias, low_rank))
 
 
 def _float8_linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:

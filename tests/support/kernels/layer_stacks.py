@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,12 +14,14 @@ from rayinfer_kernels.gpu.layer_stack import GpuLayerStack
 from rayinfer_kernels.gpu.paged_cache import allocate_paged_cache
 from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, PackedLinear, StackShape
+from rayinfer_kernels.low_rank import LowRankTable, TokenSlots
 from rayinfer_kernels.packed_weight import PackedWeight, WeightFormat, pack
 from rayinfer_kernels.quantized_weight import QuantizedWeight, pack_quantized, quantize
 
 BLOCK_SIZE, MAX_BLOCKS, NUM_REQUESTS = 16, 40, 3
 CPU = torch.device("cpu")
 Operand = torch.Tensor | PackedWeight
+Changes = list[torch.Tensor]  # what each slot's terms add to a matrix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +55,7 @@ class Step:
     seq_lens: torch.Tensor
     block_tables: torch.Tensor
     num_decodes: int = 0
+    adapters: TokenSlots | None = None
 
     def on(self, device: torch.device) -> "Step":
         """The same on another device."""
@@ -92,7 +96,33 @@ class RandomStack:
         positions = torch.arange(float(MAX_BLOCKS * BLOCK_SIZE))
         angles = torch.outer(positions, torch.rand(case.rotary_dim // 2)).repeat(1, 2)
         self.cos, self.sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        self.tables: dict[int, LowRankTable] = {}  # terms of adapters, by the same
         self.plain_caches = self.new_caches(torch.float32 if kv_dtype is not torch.int8 else kv_dtype)
+
+    def give_tables(self, make: Callable[..., tuple[LowRankTable, Changes]]) -> dict[int, Changes]:
+        """Give every matrix the terms that `make` returns, given its outputs and inputs, and return its changes."""
+        changes = {}
+        for weights in self.layers:
+            for name in ("qkv", "output", "gate_up", "down"):
+                outputs, inputs = weights[name].shape
+                halves = 2 if name == "gate_up" else 1
+                self.tables[id(weights[name])], changes[id(weights[name])] = make(
+                    outputs // halves, inputs, is_gated=halves == 2
+                )
+        return changes
+
+    def changed(self, changes: dict[int, Changes], slot: int) -> "RandomStack":
+        """Return the decoder with the changes of one slot in its weights, which it keeps in float32."""
+        other = copy(self)
+        other.layers = [
+            {
+                name: each.float() + changes[id(each)][slot] if id(each) in changes else each
+                for name, each in layer.items()
+            }
+            for layer in self.layers
+        ]
+        other.plain_caches = self.new_caches(torch.float32)
+        return other
 
     def packed(self, kernels: CpuKernels) -> LayerStack:
         """The decoder as one operation, with an empty cache."""
@@ -187,9 +217,10 @@ class RandomStack:
 
     def _packed(self, weights: dict[str, torch.Tensor], name: str) -> PackedLinear:
         quantized, is_gated = self.quantized.get(id(weights[name])), name == "gate_up"
+        table = self.tables.get(id(weights[name]))
         if quantized is not None:
-            return PackedLinear(pack_quantized(quantized, is_gated=is_gated), weights.get(f"{name}_bias"))
-        return PackedLinear(pack(weights[name].clone(), is_gated=is_gated), weights.get(f"{name}_bias"))
+            return PackedLinear(pack_quantized(quantized, is_gated=is_gated), weights.get(f"{name}_bias"), table)
+        return PackedLinear(pack(weights[name].clone(), is_gated=is_gated), weights.get(f"{name}_bias"), table)
 
     def _layer(
         self, number: int, linear: Callable[[dict[str, torch.Tensor], str], PackedLinear], device: torch.device = CPU

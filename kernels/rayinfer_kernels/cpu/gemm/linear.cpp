@@ -7,18 +7,26 @@ namespace rayinfer {
 namespace {
 
 template <class T>
-void linear(const ModelRows<T>& x, const LinearLayer<T>& layer, T* out, int num_threads) {
-    thread_local RowBuffer encoded, widened;
+void linear(const ModelRows<T>& x, LinearLayer<T> layer, T* out, int num_threads) {
+    thread_local RowBuffer encoded, widened, products;
     const EncodedRows rows = encoded_buffer(x, layer.weight.format, encoded);
     float* scratch = widened.rows<float>(num_threads, x.width);
     thread_local WorkStealingQueue kept;
     WorkStealingQueue& units = kept;  // the calling thread's, for all threads of the team
     units.begin(num_threads);
+    const LowRankRows<T>& low_rank = layer.low_rank;
+    layer.low_rank.products = products.rows<float>(x.num_rows, low_rank.stride);
+    const bool is_encoded = rows.data == (const uint8_t*)x.data;
 #pragma omp parallel num_threads(num_threads)
     {
         const ThreadRange thread = this_thread();
-        if (rows.data != (const uint8_t*)x.data) {
-            encode_rows(x, layer.weight.format, rows, thread, scratch + thread.index * x.width);
+        if (!is_encoded) encode_rows(x, layer.weight.format, rows, thread, scratch + thread.index * x.width);
+        if (!low_rank.is_empty()) {
+            const Range range = thread.of(x.num_rows);
+            for (int64_t row = range.begin; row < range.end; ++row)
+                low_rank.shrink(row, x.data + row * x.stride, x.width);
+        }
+        if (!is_encoded || !low_rank.is_empty()) {
 #pragma omp barrier
         }
         layer.run(rows, units, 0, thread, StoreInRows<T>{out, layer.weight.out_features});
@@ -31,10 +39,12 @@ void linear(const ModelRows<T>& x, const LinearLayer<T>& layer, T* out, int num_
 #define RAYINFER_LINEAR(name, T)                                                                                  \
     extern "C" __attribute__((visibility("default"))) void name(                                                  \
         const void* x, int64_t x_stride, const rayinfer::Weight* weight, const void* bias, int32_t activation,    \
-        void* out, int64_t num_rows, int num_threads) {                                                           \
+        const rayinfer::LowRankAdapter* adapters, const int32_t* slots, int64_t low_rank_width, void* out,        \
+        int64_t num_rows, int num_threads) {                                                                      \
         using namespace rayinfer;                                                                                 \
         linear<T>({(const T*)x, x_stride, num_rows, weight->in_features},                                         \
-                  {*weight, (const T*)bias, (Activation)activation}, (T*)out, num_threads);                       \
+                  {*weight, (const T*)bias, (Activation)activation, {adapters, slots, nullptr, low_rank_width}},  \
+                  (T*)out, num_threads);                                                                          \
     }
 
 RAYINFER_LINEAR(rayinfer_linear_float32, float)

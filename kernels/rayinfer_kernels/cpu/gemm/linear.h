@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "activations.h"
+#include "gemm/low_rank.h"
 #include "gemm/panel_products.h"
 #include "gemm/row_tiles.h"
 #include "core/thread_team.h"
@@ -59,6 +60,7 @@ struct LinearLayer {
     const Weight& weight;
     const T* bias;  // or null; a gated weight's is [2 x out_features], gate first
     Activation activation;
+    LowRankRows<T> low_rank = {};
 
     // `put(row, column, values, left)` takes a vector of results at a time, of which `left` count.
     template <class Put>
@@ -105,9 +107,11 @@ struct LinearLayer {
     template <class Put>
     void put_plain(int64_t row, int64_t column, int64_t width, const float* sums, const Put& put) const {
         const int64_t end = std::min(column + width, weight.out_features);
+        const LowRankAdapter* adapter = low_rank.adapter_of(row);
         for (int64_t c = column; c < end; c += kWidth, sums += kWidth) {
             Float sum = load(sums);
             if (bias) sum += load(bias + c, end - c);
+            if (adapter) sum += low_rank.expand(*adapter, row, c, false);
             put(row, c, activate(activation, sum), end - c);
         }
     }
@@ -115,11 +119,16 @@ struct LinearLayer {
     template <class Put>
     void put_gated(int64_t row, int64_t column, const float* sums, const Put& put) const {
         const int64_t end = std::min(column + kPanelWidth, weight.out_features);
+        const LowRankAdapter* adapter = low_rank.adapter_of(row);
         for (int64_t c = column; c < end; c += kWidth, sums += kWidth) {
             Float gate = load(sums), up = load(sums + kPanelWidth);
             if (bias) {
                 gate += load(bias + c, end - c);
                 up += load(bias + weight.out_features + c, end - c);
+            }
+            if (adapter) {
+                gate += low_rank.expand(*adapter, row, c, false);
+                up += low_rank.expand(*adapter, row, c, true);
             }
             put(row, c, activate(activation, gate) * up, end - c);
         }
