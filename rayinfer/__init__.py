@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from rayinfer.config import Config as Config
     from rayinfer.grammars.spec import StructuredOutputsParams as StructuredOutputsParams
     from rayinfer.llm import LLM as LLM
+    from rayinfer.llm.adapter_requests import LoRARequest as LoRARequest
     from rayinfer.outputs import CompletionOutput as CompletionOutput
     from rayinfer.outputs import RequestOutput as RequestOutput
     from rayinfer.predictors.predictor import Predictor as Predictor
@@ -23,6 +24,7 @@ __all__ = [
     "CompletionOutput",
     "Config",
     "InferenceClient",
+    "LoRARequest",
     "Predictor",
     "RequestOutput",
     "SamplingParams",
@@ -35,6 +37,7 @@ _LAZY_EXPORTS = {
     "BeamSearchParams": "rayinfer.beam_search.search",
     "InferenceClient": "rayinfer.client",
     "LLM": "rayinfer.llm",
+    "LoRARequest": "rayinfer.llm.adapter_requests",
     "CompletionOutput": "rayinfer.outputs",
     "Config": "rayinfer.config",
     "Predictor": "rayinfer.predictors.predictor",

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails
 
-from rayinfer.errors import ConfigError, shown
+from rayinfer.errors import ConfigError
 from rayinfer.sampling_defaults import sampling_defaults
 from rayinfer.sampling_params import MAX_DRAFT_TOKENS
-from rayinfer.setting_names import unknown_setting
+from rayinfer.setting_names import describe_validation_error
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_PACKED_CACHE_BYTES = 20 * 2**30
@@ -161,6 +160,12 @@ class EngineConfig(BaseModel):
         " named as model is, or a folder with an EAGLE-3 head of the model; its KV blocks share the memory of the"
         " model's; on a CPU, one rank (default: none)",
     )
+    enable_lora: bool = Field(False, description="let requests name LoRA adapters, which change the model for them")
+    max_loras: int = Field(64, ge=1, le=4096, description="adapters that the requests of one step may have together")
+    max_lora_rank: int = Field(64, ge=1, le=512, description="largest rank of an adapter")
+    max_cpu_loras: int | None = Field(
+        None, ge=1, le=1 << 20, description="adapters kept in memory; those in use always are (default: max_loras)"
+    )
     recent_answers_bytes: int = Field(
         1 << 20,
         ge=0,
@@ -210,6 +215,11 @@ class EngineConfig(BaseModel):
         description='JSON object of keys that replace those of the generation config, as {"temperature": 0.5}; null'
         " removes a key",
     )
+
+    @property
+    def num_adapter_slots(self) -> int:
+        """Slots of adapters; 0 where requests may have none."""
+        return self.max_loras if self.enable_lora else 0
 
     @property
     def num_ranks(self) -> int:
@@ -283,6 +293,12 @@ class EngineConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _adapters_of_a_step_fit_into_memory(self) -> Self:
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise ValueError(f"max_cpu_loras {self.max_cpu_loras} must not be below max_loras {self.max_loras}")
+        return self
+
+    @model_validator(mode="after")
     def _graphs_are_not_switched_off(self) -> Self:
         if self.enforce_eager and self.max_cudagraph_capture_size:
             raise ValueError("max_cudagraph_capture_size and enforce_eager exclude each other: give one of them")
@@ -304,27 +320,6 @@ def engine_config(**settings: Any) -> EngineConfig:
         return EngineConfig(**settings)
     except ValidationError as error:
         raise ConfigError(describe_validation_error(error, EngineConfig)) from None
-
-
-def describe_validation_error(error: ValidationError, kind: type[BaseModel] | None = None) -> str:
-    """Format pydantic's findings in one line: `field: message, got value; field: ...`.
-
-    With the settings' model, an unknown name is told the nearest known one.
-    """
-    return "; ".join(_in_words(finding, kind) for finding in error.errors(include_url=False)[:10])
-
-
-def _in_words(finding: ErrorDetails, kind: type[BaseModel] | None) -> str:
-    if kind is not None and finding["type"] == "extra_forbidden":
-        return unknown_setting(kind, finding)
-    message = finding["msg"].removeprefix("Value error, ")  # pydantic's prefix of what our own checks raise
-    if not finding["loc"]:
-        return f"settings: {message}"
-    name = ".".join(str(part) for part in finding["loc"])
-    is_said = finding["type"] == "missing" or isinstance(finding["input"], BaseModel)  # our message names its values
-    is_secret = finding["loc"][-1] == "api_keys"  # a file's path; who writes the keys in its place finds none in a log
-    got = "" if is_said or is_secret else f", got {shown(finding['input'])}"
-    return f"{name}: {message}{got}"
 
 
 def cache_folder() -> Path:

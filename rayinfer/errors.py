@@ -51,6 +51,10 @@ class InvalidParameter(RequestError):
     """A parameter of the wrong type or outside its range."""
 
 
+class AdapterRefused(RequestError):
+    """An adapter that cannot be loaded for this model; the message is one line and names the file or the tensor."""
+
+
 class PromptTooLong(RequestError):
     """The prompt leaves no room for even one new token."""
 

@@ -98,7 +98,8 @@ class GenerationRequest:
     timeout_s: float | None = None  # remaining seconds
     tenant: str = ""
     cache_salt: str = ""  # requests with different salts share no cached prefix
-    adapter: str | None = None
+    adapter: str | None = None  # the id of its LoRA adapter, with its digest
+    adapter_folder: str = ""  # where an engine finds that
     attempt: int = 0  # number of the dispatch to an engine
     trace: bool = False  # whether its events are recorded
     prediction: PredictionInput | None = None  # for a predictor; then nothing is generated
@@ -245,7 +246,14 @@ class GetState:
     """Report the state and change nothing."""
 
 
-ControlAction = Pause | Resume | Sleep | Wake | GetState
+@dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Read a LoRA adapter from a folder that PEFT saved; returns its digest in place of a state."""
+
+    folder: str
+
+
+ControlAction = Pause | Resume | Sleep | Wake | GetState | LoadAdapter
 
 
 class EngineControl(Protocol):

@@ -1,4 +1,4 @@
-"""Names of settings: messages for unknown ones."""
+"""Messages for settings that are unknown or wrong."""
 
 import difflib
 from collections.abc import Iterable, Iterator
@@ -8,6 +8,27 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from rayinfer.errors import shown
+
+
+def describe_validation_error(error: ValidationError, kind: type[BaseModel] | None = None) -> str:
+    """Format pydantic's findings in one line: `field: message, got value; field: ...`.
+
+    With the settings' model, an unknown name is told the nearest known one.
+    """
+    return "; ".join(_in_words(finding, kind) for finding in error.errors(include_url=False)[:10])
+
+
+def _in_words(finding: ErrorDetails, kind: type[BaseModel] | None) -> str:
+    if kind is not None and finding["type"] == "extra_forbidden":
+        return unknown_setting(kind, finding)
+    message = finding["msg"].removeprefix("Value error, ")  # pydantic's prefix of what our own checks raise
+    if not finding["loc"]:
+        return f"settings: {message}"
+    name = ".".join(str(part) for part in finding["loc"])
+    is_said = finding["type"] == "missing" or isinstance(finding["input"], BaseModel)  # our message names its values
+    is_secret = finding["loc"][-1] == "api_keys"  # a file's path; who writes the keys in its place finds none in a log
+    got = "" if is_said or is_secret else f", got {shown(finding['input'])}"
+    return f"{name}: {message}{got}"
 
 
 def first_finding(error: ValidationError) -> ErrorDetails:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from rayinfer.access.api_key import environment_keys
 from rayinfer.batches.records import BatchLimits
-from rayinfer.config import EngineConfig, default_key_file, describe_validation_error, environment_api_keys
+from rayinfer.config import EngineConfig, default_key_file, environment_api_keys
 from rayinfer.errors import ConfigError
 from rayinfer.prediction_cache.cache_settings import DEFAULT_CACHE_BYTES, PredictionCacheSettings, checked_url
 from rayinfer.routing.autoscaling_settings import AutoscalingSettings
@@ -19,6 +19,7 @@ from rayinfer.servers.access.web_origins import is_loopback
 from rayinfer.servers.kserve.example_models import EXAMPLE_NAMES
 from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, MAX_BODY_BYTES
 from rayinfer.servers.request_limits import RequestLimits
+from rayinfer.setting_names import describe_validation_error
 from rayinfer.tool_calls.formats import ToolFormatName
 from rayinfer.traces.generation_span import checked_endpoint
 from rayinfer_deployments.engine.rank_placement import ONE_NODE, PlacementStrategy, ranks_per_bundle

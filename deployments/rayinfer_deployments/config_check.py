@@ -9,9 +9,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from ray.serve.schema import ServeDeploySchema
 
-from rayinfer.config import describe_validation_error
 from rayinfer.errors import ConfigError
 from rayinfer.routing.limits import router_limits
+from rayinfer.setting_names import describe_validation_error
 from rayinfer_deployments.app_args import llm_app_args
 from rayinfer_deployments.applications import ROUTER, engine_deployment_name
 from rayinfer_deployments.strict_yaml import load_strictly

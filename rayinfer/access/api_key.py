@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from rayinfer.config import describe_validation_error
 from rayinfer.errors import ConfigError
+from rayinfer.setting_names import describe_validation_error
 
 PREFIX = "ri-"
 SECRET_BYTES = 32

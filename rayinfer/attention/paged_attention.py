@@ -18,6 +18,7 @@ class AttentionBatch:
     block_tables: torch.Tensor  # int32 [num_requests, max_blocks]
     rows: torch.Tensor | None = None  # int64 [num_requests], the requests' rows, for models that keep things by row
     num_decodes: int = 0  # so many of the first requests have one new token each; 0: unknown
+    adapters: ops.TokenSlots | None = None  # each token's slot of an adapter; None: no token has one
 
 
 class PagedAttention(torch.nn.Module):

@@ -110,7 +110,7 @@ def _assemble(
     drafter: Drafter | None,
     images: ImageEncoder | None,
 ) -> Engine:
-    config, caches_prefixes = worker.config, worker.caches_prefixes
+    config, caches_prefixes, seq2seq = worker.config, worker.caches_prefixes, model.seq2seq
     block_manager = BlockManager(worker.num_blocks, config.block_size, enable_prefix_caching=caches_prefixes)
     stored_prefixes = _stored_prefixes(model, worker, block_manager)
     scheduler = Scheduler(
@@ -123,11 +123,11 @@ def _assemble(
         enable_prefix_caching=caches_prefixes,
         offload=_offload(worker),
         stored_prefixes=stored_prefixes,
+        max_loras=config.num_adapter_slots,
         max_concurrent_batches=executor.max_concurrent_batches,
         supports_async_scheduling=executor.supports_async_scheduling,
         **_drafting(worker, drafter),
     )
-    seq2seq = model.seq2seq
     description = ModelDescription(
         name=given.model,
         max_model_len=worker.max_model_len,
@@ -158,7 +158,7 @@ def _assemble(
     if recorder is not None:
         parts |= {"recorder": recorder, "clock": recorder.clock}
     if seq2seq is None:
-        return Engine(**parts, seed=config.seed)
+        return Engine(**parts, seed=config.seed, max_cpu_loras=worker.num_adapters_in_memory)
     return EncoderDecoderEngine(seq2seq=seq2seq, **parts, seed=config.seed)
 
 
@@ -234,6 +234,8 @@ def _check_settings(config: EngineConfig, folder: Path) -> ModelConfig:
     dtype = torch_dtype(config.dtype, model)
     check_device(config, device, dtype)
     check_store_settings(config, model, device)
+    if config.enable_lora and config.record_schedule is not None:
+        raise ConfigError("enable_lora and record_schedule exclude each other: a replay has no adapters")
     check_draft_model(config, folder, model, device)
     measured = measured_model(config.model, folder)
     for mode in (config.quantization, None if config.kv_cache_dtype == "auto" else f"{config.kv_cache_dtype}-kv"):

@@ -42,10 +42,6 @@ class Matrix(torch.nn.Module):
         """x [num_tokens, in_features] -> x W^T + bias, [num_tokens, out_features]."""
         return ops.linear(x, self.operand, bias)
 
-    def multiply_gated(self, x: torch.Tensor, bias: torch.Tensor | None, activation: ops.Gate) -> torch.Tensor:
-        """x [num_tokens, in_features] -> activation(gate) * up, [num_tokens, out_features / 2]."""
-        return ops.gated_linear(x, self.operand, bias, activation)
-
     def multiply_groups(self, x: torch.Tensor, group_starts: torch.Tensor) -> torch.Tensor:
         """x [num_rows, in_features] -> [num_rows, out_features], each group of rows by its own matrix."""
         return ops.grouped_gemm(x, self.operand, group_starts)

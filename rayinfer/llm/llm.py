@@ -18,6 +18,7 @@ from rayinfer.engine.build import build_engine
 from rayinfer.errors import EngineDead, InvalidParameter, RequestError
 from rayinfer.grammars.spec import StructuredOutputsParams
 from rayinfer.images.prompts import ImagePrompts
+from rayinfer.llm.adapter_requests import AdapterRequests, LoRARequest, spread_adapters
 from rayinfer.llm.arguments import Message, Prompt, Prompts, as_prompts, check_request, checked_token_ids, spread
 from rayinfer.llm.beam_search import search_beams
 from rayinfer.llm.prompt_images import ImagePrompt, PromptReader
@@ -25,7 +26,15 @@ from rayinfer.llm.request_state import RequestState, StepOutput
 from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.outputs import EngineStats, RequestOutput
 from rayinfer.progress_bar import progress_bar
-from rayinfer.protocols import EngineRequestId, GenerationRequest, ModelDescription, Pause, Resume, Sleep, Wake
+from rayinfer.protocols import (
+    EngineRequestId,
+    GenerationRequest,
+    ModelDescription,
+    Pause,
+    Resume,
+    Sleep,
+    Wake,
+)
 from rayinfer.routing.stream_state import StreamState
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.tokenization.bad_words import bad_word_tokenizer
@@ -46,6 +55,7 @@ class LLM:
         self.tokenizer = Tokenizer.from_folder(folder)
         self._reader = PromptReader(ChatTemplate.from_folder(folder), ImagePrompts.from_folder(folder))
         self.engine = build_engine(self.config, folder)
+        self._adapters = AdapterRequests(self.engine.control)
         self._requests: dict[str, RequestState] = {}
         self._numbers = itertools.count()
         self._finished_for_step: list[RequestOutput] = []  # for `step`, ended while `generate` or `stream` ran
@@ -60,6 +70,7 @@ class LLM:
         *,
         priority: int | Sequence[int] = 0,
         structured: StructuredOutputsParams | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         trace: bool = False,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
@@ -67,7 +78,8 @@ class LLM:
 
         A prompt with images is vLLM's `{"prompt": text, "multi_modal_data": {"image": image or list}}`, with the text
         `<image>` where an image belongs; images are Pillow's, encoded (JPEG, PNG, WebP) or data: URLs.
-        All are held to the form `structured`, if it is given. With `trace` each has the events of its request. Raises
+        All are held to the form `structured`, if it is given. `lora_request` names the adapter of all, or of each; with
+        `trace` each has the events of its request. Raises
         RequestError (a ValueError) naming the first prompt that cannot be served; then none is.
         """
         self.engine.check_running("generate")  # or it would never return
@@ -77,11 +89,14 @@ class LLM:
         if structured is not None:
             params = [replace(each, structured_outputs=structured) for each in params]
         priorities = spread(priority, len(texts), int, "priority")
+        adapters = spread_adapters(lora_request, len(texts))
         request_ids: list[str] = []
         try:
             for index, text in enumerate(texts):
                 try:
-                    request_id = self.add_request(text, params[index], priority=priorities[index], trace=trace)
+                    request_id = self.add_request(
+                        *(text, params[index]), priority=priorities[index], lora_request=adapters[index], trace=trace
+                    )
                 except RequestError as error:
                     raise type(error)(f"prompt {index}: {error}", error.param, error.code) from None
                 request_ids.append(request_id)
@@ -96,6 +111,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         structured: StructuredOutputsParams | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         trace: bool = False,
         use_tqdm: bool = True,
         **template_arguments: Any,
@@ -107,7 +123,12 @@ class LLM:
         conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
         prompts = [self._chat_prompt(conversation, template_arguments) for conversation in conversations]  # type: ignore[arg-type]
         return self.generate(
-            cast(Prompts, prompts), sampling_params, structured=structured, trace=trace, use_tqdm=use_tqdm
+            cast(Prompts, prompts),
+            sampling_params,
+            structured=structured,
+            lora_request=lora_request,
+            trace=trace,
+            use_tqdm=use_tqdm,
         )
 
     def chat_prompt(self, messages: Sequence[Message], **template_arguments: Any) -> list[int]:
@@ -139,12 +160,13 @@ class LLM:
         prompt: Prompt | Sequence[Message],
         sampling_params: SamplingParams | None = None,
         *,
+        lora_request: LoRARequest | None = None,
         trace: bool = False,
     ) -> Iterator[RequestOutput]:
         """Yield the deltas of one output as they are generated; a list of messages is a conversation."""
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
             prompt = self._chat_prompt(prompt, {})  # type: ignore[arg-type, assignment]
-        request_id = self.add_request(prompt, sampling_params, trace=trace)  # type: ignore[arg-type]
+        request_id = self.add_request(prompt, sampling_params, lora_request=lora_request, trace=trace)  # type: ignore[arg-type]
         unread = self._requests[request_id].unread = deque()
         try:
             while unread or request_id in self._requests:
@@ -167,6 +189,7 @@ class LLM:
         request_id: str | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
+        lora_request: LoRARequest | None = None,
         trace: bool = False,
     ) -> str:
         """Queue a prompt for `step` and return its id; raises RequestError for one that cannot be served."""
@@ -190,6 +213,8 @@ class LLM:
             sampling_params=params,
             priority=priority,
             timeout_s=timeout_s,
+            adapter=None if lora_request is None else self._adapters.adapter_id(lora_request),
+            adapter_folder="" if lora_request is None else lora_request.lora_path,
             trace=trace,
             images=given.images,
         )

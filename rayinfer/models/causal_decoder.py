@@ -8,8 +8,9 @@ from rayinfer.attention.paged_attention import AttentionBatch, PagedAttention
 from rayinfer.layers.checkpoint_slices import CheckpointSlice, checkpoint_slices
 from rayinfer.layers.decoder_layer import DecoderLayer
 from rayinfer.layers.embedding import VOCABULARY, TokenEmbedding
-from rayinfer.layers.linear import Linear
+from rayinfer.layers.linear import AdapterSlots, Linear
 from rayinfer.layers.matrix import Matrix, pack_matrices
+from rayinfer.layers.mixture_of_experts import MixtureOfExperts
 from rayinfer.layers.norms import RMSNorm
 from rayinfer.layers.rotary_embedding import RotaryEmbedding
 from rayinfer.layers.shards import Shardable, ShardSlice, shard_heads
@@ -47,6 +48,7 @@ class CausalDecoder(torch.nn.Module, Shardable):
         self._read_before: tuple[int, ...] = ()  # layers whose inputs are kept
         self.states_read: torch.Tensor | None = None  # those of the last step, side by side
         self._stack: ops.LayerStack | None = None  # all layers as one operation, where there is such a one
+        self.adapter_slots: AdapterSlots | None = None  # where requests may have adapters
         self._shard = UNSHARDED
         self._vocabulary = [range(config.vocab_size)]  # of each tensor rank, in the head
 
@@ -109,6 +111,21 @@ class CausalDecoder(torch.nn.Module, Shardable):
         """Keep what enters these layers as `states_read`; all layers run one by one then. It comes before `prepare`."""
         self._read_before = tuple(layers)
 
+    def adapted_layers(self) -> dict[str, Linear]:
+        """Return the linear layers here that adapters may change, by path: all but those of experts and the head."""
+        routers = [module.gate for module in self.modules() if isinstance(module, MixtureOfExperts)]
+        return {
+            path: module
+            for path, module in self.named_modules()
+            if path.startswith("model.layers.") and isinstance(module, Linear) and module not in routers
+        }
+
+    def use_adapters(self, num_slots: int) -> None:
+        """Let each token of a step have one of `num_slots` adapters, or none. It comes before `prepare`."""
+        self.adapter_slots = AdapterSlots(num_slots)
+        for layer in self.adapted_layers().values():
+            layer.use_adapters(self.adapter_slots)
+
     def embed(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
         """token_ids [num_tokens] -> [num_tokens, hidden_size]."""
         return self.embed_tokens(token_ids)
@@ -122,8 +139,10 @@ class CausalDecoder(torch.nn.Module, Shardable):
     ) -> torch.Tensor:
         """token_ids [num_tokens] -> last hidden states [num_tokens, hidden_size]; see Decoder for `hidden`."""
         x = self.embed(token_ids, batch) if hidden is None else hidden
-        if self._stack is not None:
+        if self._stack is not None and (batch.adapters is None or self._stack.takes_adapters):
             return self._stack.run(x, batch)
+        if self.adapter_slots is not None:
+            self.adapter_slots.tokens = batch.adapters
         residual = torch.zeros_like(x)
         angles = {rotary: rotary.angles(batch.positions) for rotary in self._rotaries}
         states: dict[int, torch.Tensor] = {}

@@ -23,7 +23,17 @@ from rayinfer.predictors.item_outputs import OutputNotFinite, item_output
 from rayinfer.predictors.predictor_request import DecodingImages, ImageSource, PredictorRequest
 from rayinfer.predictors.probes import probe_item
 from rayinfer.predictors.runner import Runner, RunnerResult
-from rayinfer.protocols import ControlAction, GenerationRequest, GetState, ModelDescription, Pause, Resume, Sleep, Wake
+from rayinfer.protocols import (
+    ControlAction,
+    GenerationRequest,
+    GetState,
+    LoadAdapter,
+    ModelDescription,
+    Pause,
+    Resume,
+    Sleep,
+    Wake,
+)
 from rayinfer.traces.request_trace import RequestTrace
 
 logger = logging.getLogger(__name__)
@@ -137,6 +147,8 @@ class PredictorEngine:
                 self._life.wake(self._restore)
             case GetState():
                 self._life.check_alive()
+            case LoadAdapter():
+                raise InvalidParameter(f"{self.description.name} generates no text and takes no adapters", "model")
         return self._life.state.value
 
     @property

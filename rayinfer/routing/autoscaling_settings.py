@@ -5,8 +5,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from rayinfer.config import describe_validation_error
 from rayinfer.errors import ConfigError
+from rayinfer.setting_names import describe_validation_error
 
 
 class AutoscalingSettings(BaseModel):

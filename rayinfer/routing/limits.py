@@ -5,9 +5,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from rayinfer.config import describe_validation_error
 from rayinfer.errors import ConfigError
 from rayinfer.routing.canary.settings import CanarySettings
+from rayinfer.setting_names import describe_validation_error
 
 MOST_URGENT, LEAST_URGENT = -10, 10
 

@@ -5,7 +5,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rayinfer.config import describe_validation_error
 from rayinfer.errors import ConfigError, InvalidParameter, shown
 from rayinfer.sampling_params import (
     MAX_BAD_WORDS,
@@ -16,6 +15,7 @@ from rayinfer.sampling_params import (
     MAX_STOP_STRINGS,
     SamplingParams,
 )
+from rayinfer.setting_names import describe_validation_error
 
 
 class RequestLimits(BaseModel):

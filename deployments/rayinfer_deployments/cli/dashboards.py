@@ -24,8 +24,8 @@ def dashboards(
     """Write dashboards for Grafana, alerts and a configuration for Prometheus (on Kubernetes: `rayinfer build`)."""
     from pydantic import ValidationError
 
-    from rayinfer.config import describe_validation_error
     from rayinfer.errors import ConfigError
+    from rayinfer.setting_names import describe_validation_error
     from rayinfer_deployments.monitoring.monitoring_files import monitoring_files, prometheus_config
     from rayinfer_deployments.monitoring.objectives import Objectives
 

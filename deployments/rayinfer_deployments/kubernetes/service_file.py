@@ -5,8 +5,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from rayinfer.config import describe_validation_error
 from rayinfer.errors import ConfigError
+from rayinfer.setting_names import describe_validation_error
 from rayinfer_deployments.app_args import LLMAppArgs
 from rayinfer_deployments.cluster.ray_environment import Profile, cluster_settings
 from rayinfer_deployments.engine.rank_placement import ONE_NODE

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rayinfer.engine.plan.executor_commands import BlockCopy, SleepLevel
+from rayinfer.engine.plan.executor_commands import AdapterFacts, BlockCopy, SleepLevel
 from rayinfer.engine.plan.step_plan import SampledTokens, StepPlan
 from rayinfer.engine.worker.step_results import FinishedStep
 
@@ -28,6 +28,14 @@ class FixedTokenExecutor:
     def copy_blocks(self, copy: BlockCopy) -> None:
         """Refuse: there are no blocks."""
         raise AssertionError("there are no blocks to copy")
+
+    def load_adapter(self, folder: str) -> AdapterFacts:
+        """Refuse: there is no model."""
+        raise AssertionError(f"there is no model for the adapter in {folder}")
+
+    def drop_adapter(self, digest: str) -> None:
+        """Refuse: there are no adapters."""
+        raise AssertionError(f"there is no adapter {digest}")
 
     def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
         """Refuse: there is no memory."""

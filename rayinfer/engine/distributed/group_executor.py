@@ -9,15 +9,26 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rayinfer import wire
 from rayinfer.engine.plan.executor import Executor, StepHandle
-from rayinfer.engine.plan.executor_commands import BlockCopy, SleepLevel
+from rayinfer.engine.plan.executor_commands import AdapterFacts, BlockCopy, SleepLevel
 from rayinfer.engine.plan.step_plan import SampledTokens, StepPlan
 from rayinfer.engine.ranks.control_connection import ConnectionLost, ControlConnection, any_closed
 from rayinfer.engine.ranks.pipeline_link import PipelineLink
 from rayinfer.engine.ranks.rank_failures import closed_rank, own_cause, rank_failed, rank_lost
 from rayinfer.engine.ranks.rank_group import RankGroup
-from rayinfer.engine.ranks.rank_messages import Done, Failed, RankMessage, Release, Restore, Shutdown, StageResult
+from rayinfer.engine.ranks.rank_messages import (
+    Done,
+    DropAdapter,
+    Failed,
+    LoadAdapter,
+    RankMessage,
+    RefusedAdapter,
+    Release,
+    Restore,
+    Shutdown,
+    StageResult,
+)
 from rayinfer.engine.ranks.timed_group import StageTimes
-from rayinfer.errors import EngineDead
+from rayinfer.errors import AdapterRefused, EngineDead
 
 
 class GroupExecutor:
@@ -88,6 +99,38 @@ class GroupExecutor:
             self._broadcast(copy)
             self._part.copy_blocks(copy)
 
+    def load_adapter(self, folder: str) -> AdapterFacts:
+        """Have every rank read an adapter; raises AdapterRefused where one refuses, or has another content there."""
+        with self._command():
+            self._broadcast(LoadAdapter(folder))
+            found: list[AdapterFacts | str] = []
+            try:
+                found.append(self._part.load_adapter(folder))
+            except AdapterRefused as error:  # in a command it would end the group
+                found.append(str(error))
+            found += [self._adapter_reply(rank) for rank in range(1, len(self._group.connections) + 1)]
+        refusals = [each for each in found if isinstance(each, str)]
+        facts = [each for each in found if isinstance(each, AdapterFacts)]
+        if not refusals and len({each.digest for each in facts}) == 1:
+            return facts[0]
+        for digest in {each.digest for each in facts}:
+            self.drop_adapter(digest)
+        raise AdapterRefused(refusals[0] if refusals else f"{folder} has other content on the node of another rank")
+
+    def drop_adapter(self, digest: str) -> None:
+        """Have every rank forget an adapter."""
+        with self._command():
+            self._broadcast(DropAdapter(digest))
+            self._part.drop_adapter(digest)
+
+    def _adapter_reply(self, rank: int) -> AdapterFacts | str:
+        reply = self._reply_of(rank)
+        if isinstance(reply, RefusedAdapter):
+            return reply.reason
+        if not isinstance(reply, AdapterFacts):
+            raise _unexpected(rank, reply)
+        return reply
+
     def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
         """Have every rank release its memory."""
         with self._command():
@@ -149,11 +192,16 @@ class GroupExecutor:
                 raise rank_lost(rank, error) from None
 
     def _await_done(self) -> None:
-        for rank, connection in enumerate(self._group.connections, start=1):
-            while isinstance(reply := self._receive(rank, connection, self._limits.start_timeout_s), StageResult):
-                self._record(rank, reply)
-            if not isinstance(reply, Done):
+        for rank in range(1, len(self._group.connections) + 1):
+            if not isinstance(reply := self._reply_of(rank), Done):
                 raise _unexpected(rank, reply)
+
+    def _reply_of(self, rank: int) -> RankMessage:
+        """Receive a rank's reply to the last command, behind the results of steps that are in flight."""
+        connection = self._group.connections[rank - 1]
+        while isinstance(reply := self._receive(rank, connection, self._limits.start_timeout_s), StageResult):
+            self._record(rank, reply)
+        return reply
 
     def _receive(self, rank: int, connection: ControlConnection, timeout_s: float) -> RankMessage:
         try:

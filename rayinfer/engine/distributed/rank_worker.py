@@ -6,17 +6,26 @@ from pathlib import Path
 
 from rayinfer.config import EngineConfig
 from rayinfer.engine.plan.executor import Executor
-from rayinfer.engine.plan.executor_commands import BlockCopy
+from rayinfer.engine.plan.executor_commands import AdapterFacts, BlockCopy
 from rayinfer.engine.plan.step_plan import StepPlan
 from rayinfer.engine.ranks.control_connection import ConnectionLost
 from rayinfer.engine.ranks.pipeline_link import PipelineLink
 from rayinfer.engine.ranks.rank_coordinates import coordinates_of
 from rayinfer.engine.ranks.rank_failures import is_consequence, report_failure
 from rayinfer.engine.ranks.rank_group import RankGroup
-from rayinfer.engine.ranks.rank_messages import Done, Release, Restore, Shutdown, StageResult
+from rayinfer.engine.ranks.rank_messages import (
+    Done,
+    DropAdapter,
+    LoadAdapter,
+    RefusedAdapter,
+    Release,
+    Restore,
+    Shutdown,
+    StageResult,
+)
 from rayinfer.engine.ranks.rendezvous import Rendezvous
 from rayinfer.engine.worker.worker import build_worker
-from rayinfer.errors import EngineDead
+from rayinfer.errors import AdapterRefused, EngineDead
 
 
 def run_rank(
@@ -76,10 +85,20 @@ class RankWorker:
             elif isinstance(command, Restore):
                 self._executor.restore(command.level)
                 self._reply(Done())
+            elif isinstance(command, LoadAdapter):
+                self._reply(self._load_adapter(command.folder))
+            elif isinstance(command, DropAdapter):
+                self._executor.drop_adapter(command.digest)
             elif isinstance(command, Shutdown):
                 return
             else:
                 raise EngineDead(f"rank 0 sent {type(command).__name__}, which is no command")
+
+    def _load_adapter(self, folder: str) -> AdapterFacts | RefusedAdapter:
+        try:
+            return self._executor.load_adapter(folder)
+        except AdapterRefused as error:
+            return RefusedAdapter(str(error))
 
     def _run_step(self, plan: StepPlan) -> None:
         waited_s, started = self._waiting_s, time.perf_counter()
@@ -92,7 +111,7 @@ class RankWorker:
     def _waiting_s(self) -> float:
         return 0.0 if self._link is None else self._link.waiting_s
 
-    def _reply(self, reply: Done | StageResult) -> None:
+    def _reply(self, reply: Done | StageResult | AdapterFacts | RefusedAdapter) -> None:
         try:
             self._connection.send(reply, self._group.limits.step_timeout_s)
         except ConnectionLost as error:

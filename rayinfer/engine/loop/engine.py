@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
+from rayinfer.engine.loop.engine_adapters import EngineAdapters
 from rayinfer.engine.loop.engine_state import LifeCycle
 from rayinfer.engine.loop.joined_futures import joined
 from rayinfer.engine.loop.schedule_recorder import ScheduleRecorder
@@ -25,7 +26,17 @@ from rayinfer.grammars.compiler import CompiledGrammar, GrammarCompiler
 from rayinfer.grammars.spec import StructuredOutputsParams
 from rayinfer.kv_transfer.stored_blocks import StoredBlocks
 from rayinfer.outputs import EngineStats, FinishReason, TokenDelta
-from rayinfer.protocols import ControlAction, GenerationRequest, GetState, ModelDescription, Pause, Resume, Sleep, Wake
+from rayinfer.protocols import (
+    ControlAction,
+    GenerationRequest,
+    GetState,
+    LoadAdapter,
+    ModelDescription,
+    Pause,
+    Resume,
+    Sleep,
+    Wake,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +56,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         recorder: ScheduleRecorder | None = None,
         stored_blocks: StoredBlocks | None = None,
+        max_cpu_loras: int = 0,
     ) -> None:
         self.description = description
         self.scheduler = scheduler
@@ -55,6 +67,7 @@ class Engine:
         self._clock = clock
         self._recorder = recorder
         self._life = LifeCycle()
+        self._adapters = EngineAdapters(executor, max_cpu_loras, scheduler.requests) if max_cpu_loras else None
         self.stored_blocks = stored_blocks  # of the machine's store, with `kv_transfer`
         self.on_plan: Callable[[int], None] = lambda num_tokens: None  # called with the number of tokens of a step
         self.on_ready: Callable[[], None] = lambda: None  # steps wait for nothing but their own results
@@ -74,6 +87,13 @@ class Engine:
         checked.grammar = grammar
         checked.images = self._encoded_images(request, checked)
         self.scheduler.add(checked)
+
+    @property
+    def adapters(self) -> EngineAdapters:
+        """The adapters in memory; raises InvalidParameter where the engine takes none."""
+        if self._adapters is None:
+            raise InvalidParameter(f"{self.description.name} takes no adapters: set enable_lora", "model")
+        return self._adapters
 
     def prepare_grammars(self) -> None:
         """Read what the first grammar needs, beside other work: it takes a part of a second without a step."""
@@ -138,7 +158,7 @@ class Engine:
             self._executor.check()
 
     def control(self, action: ControlAction) -> str:
-        """Run an action between two steps; returns the state after it.
+        """Run an action between two steps; returns the state after it, or the digest of a loaded adapter.
 
         Raises WrongEngineState where the action is refused in this state, InvalidParameter for an unknown level, and
         EngineDead for an engine that is dead, or dies of the action.
@@ -159,6 +179,10 @@ class Engine:
                 self._life.wake(self._executor.restore)
             case GetState():
                 self._life.check_alive()
+            case LoadAdapter(folder):
+                self._life.check_alive()
+                with self._recording_death():
+                    return self.adapters.load(folder).digest
         return self._life.state.value
 
     def check_running(self, wanted: str) -> None:
@@ -249,7 +273,15 @@ class Engine:
             eos_token_ids=self.description.eos_token_ids,
             now=self._clock(),
             weights_version=self.description.weights_version,
+            adapter=self._adapter_of(request),
         )
+
+    def _adapter_of(self, request: GenerationRequest) -> str | None:
+        """Bring the request's adapter to memory, and return its digest."""
+        if request.adapter is None:
+            return None
+        with self._recording_death():
+            return self.adapters.use(request.adapter, request.adapter_folder)
 
     @property
     def _can_plan(self) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from rayinfer.engine.plan.executor_commands import BlockCopy, SleepLevel
+from rayinfer.engine.plan.executor_commands import AdapterFacts, BlockCopy, SleepLevel
 from rayinfer.engine.plan.step_plan import SampledTokens, StepPlan
 
 
@@ -32,6 +32,14 @@ class Executor(Protocol):
 
     def copy_blocks(self, copy: BlockCopy) -> None:
         """Start to copy blocks between the model's pool and the second one."""
+        ...
+
+    def load_adapter(self, folder: str) -> AdapterFacts:
+        """Read an adapter on every rank; raises AdapterRefused, and no rank keeps it then."""
+        ...
+
+    def drop_adapter(self, digest: str) -> None:
+        """Forget an adapter that no request has any more."""
         ...
 
     def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:

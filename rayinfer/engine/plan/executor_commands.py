@@ -17,6 +17,14 @@ class BlockCopy(msgspec.Struct, tag="copy", array_like=True, frozen=True, kw_onl
     target_blocks: Sequence[int]
 
 
+class AdapterFacts(msgspec.Struct, tag="adapter", array_like=True, frozen=True):
+    """An adapter that was read: the digest of its content, its largest rank and the bytes of its tensors."""
+
+    digest: str
+    rank: int
+    num_bytes: int
+
+
 class SleepLevel(IntEnum):
     """Memory that a sleeping engine frees; Megatron's persist, offload and recompute."""
 

@@ -43,6 +43,8 @@ class NewRequestData(msgspec.Struct, array_like=True, frozen=True, kw_only=True)
     last_position: int | None = None  # of its last token, at the latest
     source_token_ids: Int32Array | None = None  # the encoder's input
     images: PromptImages | None = None
+    adapter: str | None = None  # the digest of its adapter
+    adapter_slot: int | None = None  # where its terms are, or are to be put
 
 
 class StepPlan(msgspec.Struct, tag="plan", array_like=True, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from rayinfer import wire
-from rayinfer.engine.plan.executor_commands import BlockCopy, SleepLevel
+from rayinfer.engine.plan.executor_commands import AdapterFacts, BlockCopy, SleepLevel
 from rayinfer.engine.plan.step_plan import SampledTokens, StepPlan
 
 Purpose = Literal["commands", "heartbeats", "store"]  # of the connections between rank 0 and each other rank
@@ -80,6 +80,18 @@ class Restore(msgspec.Struct, tag="restore", array_like=True, frozen=True):
     level: SleepLevel
 
 
+class LoadAdapter(msgspec.Struct, tag="load-adapter", array_like=True, frozen=True):
+    """Read an adapter; answered with its AdapterFacts or by RefusedAdapter."""
+
+    folder: str
+
+
+class DropAdapter(msgspec.Struct, tag="drop-adapter", array_like=True, frozen=True):
+    """Forget an adapter; not answered."""
+
+    digest: str
+
+
 class Shutdown(msgspec.Struct, tag="shutdown", array_like=True, frozen=True):
     """The last command."""
 
@@ -89,6 +101,12 @@ class Shutdown(msgspec.Struct, tag="shutdown", array_like=True, frozen=True):
 
 class Done(msgspec.Struct, tag="done", array_like=True, frozen=True):
     """Acknowledgement of Release and Restore."""
+
+
+class RefusedAdapter(msgspec.Struct, tag="refused-adapter", array_like=True, frozen=True):
+    """A rank's refusal to load an adapter."""
+
+    reason: str
 
 
 class StageResult(msgspec.Struct, tag="stage-result", array_like=True, frozen=True):
@@ -118,8 +136,12 @@ RankMessage = (
     | BlockCopy
     | Release
     | Restore
+    | LoadAdapter
+    | DropAdapter
     | Shutdown
     | Done
+    | AdapterFacts
+    | RefusedAdapter
     | StageResult
     | Failed
 )

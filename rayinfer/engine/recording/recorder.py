@@ -24,7 +24,7 @@ from rayinfer.engine.recording.events import (
     TimeRead,
 )
 from rayinfer.errors import ConfigError
-from rayinfer.protocols import ControlAction, GenerationRequest, GetState, Sleep
+from rayinfer.protocols import ControlAction, GenerationRequest, GetState, LoadAdapter, Sleep
 from rayinfer.wire import encode
 
 MAX_BYTES = 2**30  # then the recording ends, and the engine goes on
@@ -64,7 +64,7 @@ class FileRecorder:
 
     def controlled(self, action: ControlAction) -> None:
         """See ScheduleRecorder."""
-        if not isinstance(action, GetState):
+        if not isinstance(action, GetState | LoadAdapter):  # engines with adapters are not recorded
             level = action.level if isinstance(action, Sleep) else 1
             self._write(Controlled(type(action).__name__.lower(), level))
 

@@ -58,6 +58,9 @@ class Admission:
                 return None  # the order has no other behind it
             if not self._batch.table.has_free_row and not self._batch.has_lower_priority_than(request):
                 break
+            if not self._batch.adapters.has_room_for(request.adapter):  # until one that runs is done with
+                self._too_large.add(request)
+                continue
             prefix = self._batch.find_cached_prefix(request)
             if self._batch.wait_for_prefix(request, prefix):
                 self._waiting.remove(request)

@@ -45,6 +45,8 @@ class Request:
     choice: int = 0
     priority: int = 0
     salt: bytes = b""
+    adapter: str | None = None  # the digest of its adapter
+    adapter_slot: int | None = None  # while it runs
     end_token_ids: tuple[int, ...] = ()  # eos unless ignored, and the request's own stop ids
     arrival: float = 0.0
     deadline: float | None = None
@@ -141,6 +143,8 @@ class Request:
             last_position=self.max_total_tokens - 1,
             source_token_ids=self.source_token_ids,
             images=self.images,
+            adapter=self.adapter,
+            adapter_slot=self.adapter_slot,
         )
 
 
@@ -155,8 +159,9 @@ def new_request(
     now: float,
     weights_version: int = 0,
     source_token_ids: Int32Array | None = None,
+    adapter: str | None = None,
 ) -> Request:
-    """Make the engine's state of a request; `token_ids` are its checked prompt and output."""
+    """Make the engine's state of a request; `token_ids` are its checked prompt and output, `adapter` is a digest."""
     params = request.sampling_params
     prompt_len = len(request.prompt_token_ids)
     limit = max_model_len if params.max_tokens is None else min(max_model_len, prompt_len + params.max_tokens)
@@ -173,6 +178,7 @@ def new_request(
         choice=request.choice,
         priority=request.priority,
         salt=salt,
+        adapter=adapter,
         end_token_ids=(() if params.ignore_eos else eos_token_ids) + params.stop_ids,
         arrival=now,
         deadline=None if request.timeout_s is None else now + request.timeout_s,

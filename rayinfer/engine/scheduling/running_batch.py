@@ -11,6 +11,7 @@ from rayinfer.engine.scheduling.batch_table import BatchTable
 from rayinfer.engine.scheduling.in_flight_prefixes import InFlightPrefixes
 from rayinfer.engine.scheduling.kv_offload import KVOffload
 from rayinfer.engine.scheduling.request import Request, RequestStatus
+from rayinfer.engine.scheduling.slot_allocator import SlotAllocator
 from rayinfer.engine.scheduling.stored_prefixes import FinishedLoads, StoredPrefixes
 from rayinfer.kv_cache.block_hash import token_bytes
 from rayinfer.kv_cache.block_manager import BlockManager, CachedPrefix
@@ -35,6 +36,7 @@ class RunningBatch:
         enable_prefix_caching: bool,
         offload: KVOffload | None = None,
         stored_prefixes: StoredPrefixes | None = None,
+        max_loras: int = 0,
     ) -> None:
         self.table = table
         self.num_rows_freed = 0  # grows whenever a row and its blocks are freed
@@ -44,6 +46,7 @@ class RunningBatch:
         self._caches_prefixes = enable_prefix_caching
         self._offload = offload
         self._stored_prefixes = stored_prefixes
+        self.adapters = SlotAllocator(max_loras)
         self._num_offered_blocks = np.zeros(table.num_rows, np.int64)  # by row: to the machine's store
         self.priorities: Counter[int] = Counter()  # running requests of each
         # By stored block: a request has sampled from finite logits with it, so it is finite too.
@@ -97,6 +100,7 @@ class RunningBatch:
         if self._offload is not None:
             num_computed = self._offload.swap_in(request, reservation.blocks, reservation.num_cached)
         self.priorities[request.priority] += 1
+        request.adapter_slot = self.adapters.allocate(request.adapter)
         request.note_hit_blocks(reservation.num_cached)
         request.is_load_done = False
         request.blocks = reservation.blocks
@@ -251,6 +255,7 @@ class RunningBatch:
         self.table.remove_row(row)
         self._blocks.free(request.blocks)
         request.blocks, request.row = [], None
+        self.adapters.free(request.adapter)
         self.num_rows_freed += 1
         self.priorities[request.priority] -= 1
         if not self.priorities[request.priority]:

@@ -64,6 +64,7 @@ class Scheduler:
         drafter: Drafter | None = None,
         speculation: Speculation = "off",
         recent_answers: RecentAnswers | None = None,
+        max_loras: int = 0,
     ) -> None:
         block_size = block_manager.block_size
         # No more rows than tokens in a step: every decoding request has its token in every step.
@@ -77,6 +78,7 @@ class Scheduler:
             enable_prefix_caching=enable_prefix_caching,
             offload=offload,
             stored_prefixes=stored_prefixes,
+            max_loras=max_loras,
         )
         waiting = WaitingQueue(ageing_s=AGEING_S, block_size=block_size)
         self._admission = Admission(waiting, self.batch, block_size)

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 
+from rayinfer.adapters.adapter_memory import AdapterMemory
 from rayinfer.engine.plan.executor import StepHandle
-from rayinfer.engine.plan.executor_commands import BlockCopy, SleepLevel
+from rayinfer.engine.plan.executor_commands import AdapterFacts, BlockCopy, SleepLevel
 from rayinfer.engine.plan.step_plan import StepPlan
 from rayinfer.engine.worker.cores import Cores
 from rayinfer.engine.worker.draft_models.draft_memory import DraftMemory
@@ -25,6 +26,7 @@ class InProcessExecutor:
         *,
         supports_async_scheduling: bool = False,
         draft: DraftMemory | None = None,
+        adapters: AdapterMemory | None = None,
     ) -> None:
         self.supports_async_scheduling = supports_async_scheduling
         self.max_concurrent_batches = 2 if supports_async_scheduling else 1
@@ -32,6 +34,7 @@ class InProcessExecutor:
         self._memory = memory
         self._cores = cores
         self._draft = draft
+        self._adapters = adapters
 
     def submit(self, plan: StepPlan) -> StepHandle:
         """Start the step; on a CPU, compute it."""
@@ -42,6 +45,17 @@ class InProcessExecutor:
         """Copy now, or on a GPU in the order of the steps."""
         move = self._memory.copy_out if copy.direction == "out" else self._memory.copy_in
         move(copy.source_blocks, copy.target_blocks)
+
+    def load_adapter(self, folder: str) -> AdapterFacts:
+        """Read it."""
+        assert self._adapters is not None, "an engine without adapters"
+        adapter = self._adapters.load(folder)
+        return AdapterFacts(adapter.digest, adapter.rank, adapter.num_bytes)
+
+    def drop_adapter(self, digest: str) -> None:
+        """Forget it."""
+        assert self._adapters is not None, "an engine without adapters"
+        self._adapters.drop(digest)
 
     def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
         """Free memory."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from msgspec import structs
 
+from rayinfer.adapters.adapter_memory import AdapterMemory
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.plan.executor import StepHandle
 from rayinfer.engine.plan.step_plan import NewRequestData, StepPlan
@@ -22,6 +23,7 @@ from rayinfer.engine.worker.step_results import NO_TOKENS, FinishedStep, HostCop
 from rayinfer.engine.worker.step_upload import StepUpload
 from rayinfer.models.causal_decoder import CausalDecoder
 from rayinfer.models.decoder import Decoder
+from rayinfer_kernels import ops
 
 
 class ModelRunner:
@@ -41,6 +43,8 @@ class ModelRunner:
         self.future_tokens = FutureTokens(sampler.num_rows + 1, device)  # one more for padding
         self._no_tokens = [torch.zeros(0, dtype=dtype) for dtype in (torch.int64, torch.bool)]
         self._stage = stage
+        self.adapters: AdapterMemory | None = None  # where requests may have some
+        self._slot_of_row = np.full(sampler.num_rows + 1, -1, np.int32)  # of its adapter; -1: it has none
         # Called with each step, and what the decoder has kept of it for an EAGLE head.
         self.on_states: Callable[[StepPlan, torch.Tensor], None] | None = None
 
@@ -80,6 +84,12 @@ class ModelRunner:
     def _add_row(self, new_request: NewRequestData) -> None:
         if self._stage.coordinates.is_first_stage:
             self._row_images.add_row(new_request)
+        self._slot_of_row[new_request.row] = -1
+        if new_request.adapter is not None and new_request.adapter_slot is not None:
+            assert self.adapters is not None, "an engine without adapters"
+            assert self.decoder is not None, "a step without a model"
+            self.adapters.fill_slot(self.decoder, new_request.adapter_slot, new_request.adapter)
+            self._slot_of_row[new_request.row] = new_request.adapter_slot
         if self._stage.coordinates.is_last_stage:
             self._prompt_scorer.add_row(new_request)
         if self._stage.samples:
@@ -97,11 +107,11 @@ class ModelRunner:
     def _run(self, plan: StepPlan) -> StepHandle:
         decoder = self.decoder
         assert decoder is not None, "a step without a model"
-        images = self._row_images.in_step(plan)
-        needs_no_more = images is None and not self._prompt_scorer.scores(plan)
+        images, adapters = self._row_images.in_step(plan), self._token_slots(plan)
+        needs_no_more = images is None and adapters is None and not self._prompt_scorer.scores(plan)
         if self._graphs is not None and self._graphs.fits(plan) and needs_no_more:
             return self._replay(self._graphs, plan)
-        inputs = upload_plan(plan, self._upload)
+        inputs = upload_plan(plan, self._upload, adapters)
         hidden = self._hidden(decoder, plan, inputs, images)
         if self.on_states is not None and isinstance(decoder, CausalDecoder) and decoder.states_read is not None:
             self.on_states(plan, decoder.states_read)
@@ -122,6 +132,13 @@ class ModelRunner:
                 sampled = structs.replace(sampled, prompt_logprobs=prompt_logprobs.result())
             return FinishedStep(sampled)
         return self._sample(plan, logits, inputs.sampled_rows, prompt_logprobs)
+
+    def _token_slots(self, plan: StepPlan) -> ops.TokenSlots | None:
+        """Return the slots of the tokens' adapters; None where no request of the step has one."""
+        slots = self._slot_of_row[plan.rows]
+        if (slots < 0).all():
+            return None
+        return ops.TokenSlots(np.repeat(slots, np.diff(plan.cu_seqlens_q)), self._device)
 
     def _replay(self, graphs: DecodeGraphs, plan: StepPlan) -> PendingSample:
         """Replay a step's graph, and sample after it what the graph cannot."""

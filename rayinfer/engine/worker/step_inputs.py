@@ -8,6 +8,7 @@ import torch
 from rayinfer.attention.paged_attention import AttentionBatch
 from rayinfer.engine.plan.step_plan import StepPlan
 from rayinfer.engine.worker.step_upload import StepUpload
+from rayinfer_kernels import ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +24,8 @@ class StepInputs:
     sampled_lines: torch.Tensor | None
 
 
-def upload_plan(plan: StepPlan, upload: StepUpload) -> StepInputs:
-    """Copy a plan to the device."""
+def upload_plan(plan: StepPlan, upload: StepUpload, adapters: ops.TokenSlots | None = None) -> StepInputs:
+    """Copy a plan to the device; `adapters` are its tokens' slots, if some have an adapter."""
     arrays: list[np.ndarray] = [
         plan.token_ids,
         plan.positions,
@@ -47,7 +48,8 @@ def upload_plan(plan: StepPlan, upload: StepUpload) -> StepInputs:
     return StepInputs(
         token_ids=token_ids,
         batch=AttentionBatch(
-            positions, slot_mapping, cu_seqlens_q, seq_lens, block_tables, rows, num_decodes(plan.cu_seqlens_q)
+            *(positions, slot_mapping, cu_seqlens_q, seq_lens, block_tables, rows, num_decodes(plan.cu_seqlens_q)),
+            adapters,
         ),
         rows=rows,
         uses_last_sampled=None if uses_last_sampled is None else others[0],

@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 
 import rayinfer_kernels
+from rayinfer.adapters.adapter_memory import AdapterMemory
+from rayinfer.adapters.target_layers import TargetLayers
 from rayinfer.config import EngineConfig
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.ranks.pipeline_link import ONLY_STAGE, PipelineLink, Stage
@@ -38,7 +40,7 @@ from rayinfer.models.causal_decoder import CausalDecoder
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.eagle3 import is_eagle3_folder
 from rayinfer.models.encoder_decoder import EncoderDecoder
-from rayinfer.models.loader import torch_dtype
+from rayinfer.models.loader import empty_decoder, torch_dtype
 from rayinfer.models.model_config import ModelConfig, read_model_config
 from rayinfer.startup_steps import startup_step
 from rayinfer.tensor_parallel import UNSHARDED
@@ -70,12 +72,14 @@ class Worker(ABC):
         self.longest_sequence = _longest_sequence(self.config, model)
         self._stage = self._pipeline_stage()
         self.grammars = self._new_grammars()
+        adapters = self._new_adapter_memory()
         draft_weights = self._load_draft_model()
         self._states_read = () if draft_weights is None else draft_weights.states_read(model)
         memory = self._load_model(0 if draft_weights is None else draft_weights.shape.num_bytes)
         self.num_offload_blocks = memory.num_offload_blocks
         self.block_views = memory.block_views
         runner = self._new_runner(memory)
+        runner.adapters = adapters
         graphs = self._new_graphs(runner) if self._uses_graphs else None
         self.max_cudagraph_capture_size = 0 if graphs is None else graphs.sizes[-1]  # in requests; 0: no graphs
         if graphs is not None:
@@ -91,7 +95,7 @@ class Worker(ABC):
                 hold_cores=nullcontext if cores is None else cores.hold,
             )
         self.executor = InProcessExecutor(
-            runner, memory, cores, supports_async_scheduling=self._is_async, draft=self.draft
+            *(runner, memory, cores), supports_async_scheduling=self._is_async, draft=self.draft, adapters=adapters
         )
 
     @property
@@ -103,6 +107,11 @@ class Worker(ABC):
     def caches_prefixes(self) -> bool:
         """Whether blocks of equal prefixes can be shared."""
         return self.config.enable_prefix_caching
+
+    @property
+    def num_adapters_in_memory(self) -> int:
+        """Adapters that stay in host memory; 0 where requests may have none."""
+        return (self.config.max_cpu_loras or self.config.max_loras) if self.config.enable_lora else 0
 
     @property
     def supports_drafts(self) -> bool:
@@ -136,7 +145,13 @@ class Worker(ABC):
     def _preparation(self) -> Callable[[Decoder], None]:
         """Make the function that prepares a loaded decoder; it must not refer to the worker, which would be a cycle."""
         return partial(
-            _prepare, self._dtype, self._device, self.max_model_len, self.longest_sequence, self._states_read
+            _prepare,
+            self._dtype,
+            self._device,
+            self.max_model_len,
+            self.longest_sequence,
+            self._states_read,
+            self.config.num_adapter_slots,
         )
 
     @property
@@ -167,6 +182,12 @@ class Worker(ABC):
         return Stage(
             group.coordinates, PipelineLink(group.coordinates, group.world, self._device, hidden_size, self._dtype)
         )
+
+    def _new_adapter_memory(self) -> AdapterMemory | None:
+        if not self.config.enable_lora:
+            return None
+        targets, max_rank = TargetLayers(empty_decoder(self.folder)), self.config.max_lora_rank
+        return AdapterMemory(targets, max_rank=max_rank, dtype=self._dtype, device=self._device)
 
     def _load_draft_model(self) -> DraftWeights | EagleWeights | None:
         if self.config.draft_model is None:
@@ -326,8 +347,12 @@ def _prepare(
     max_model_len: int,
     longest_sequence: int,
     states_read: Sequence[int],
+    num_adapter_slots: int,
     decoder: Decoder,
 ) -> None:
+    if num_adapter_slots:
+        assert isinstance(decoder, CausalDecoder), "checked before"
+        decoder.use_adapters(num_adapter_slots)
     if states_read:
         assert isinstance(decoder, CausalDecoder), "checked before"
         decoder.read_states(states_read)

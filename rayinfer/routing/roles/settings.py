@@ -5,9 +5,9 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from rayinfer.config import describe_validation_error
 from rayinfer.errors import ConfigError
 from rayinfer.routing.engine_choice import Candidate, RequestCost
+from rayinfer.setting_names import describe_validation_error
 
 
 class RoleSettings(BaseModel):

@@ -89,6 +89,7 @@ NEIGHBORS: dict[tuple[str, str], str] = {
     ("rayinfer.config", "rayinfer.sampling_defaults"): "a setting overrides them; they know no settings",
     ("rayinfer.token_entities", "rayinfer.prediction_outputs"): "both read predictions; outputs know no entities",
     ("rayinfer.credits", "rayinfer.protocols"): "they are shares of what a description tells",
+    ("rayinfer.adapters", "rayinfer.models"): "it reads adapters of decoders, which know nothing of their files",
     ("rayinfer.optimization", "rayinfer.models"): "it changes how decoders keep their weights; they know nothing of it",
 }
 
@@ -124,6 +125,7 @@ TORCH_FREE_MODULES = (
     "rayinfer.liveness",
     "rayinfer.wire",
     "rayinfer.models.checkpoints.sources",
+    "rayinfer.kv_cache.adapter_id",
     "rayinfer.kv_cache.block_hash",
     "rayinfer_deployments.router.router",
 )

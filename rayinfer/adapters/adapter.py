@@ -1,0 +1,128 @@
+"""A LoRA adapter in memory: a PEFT folder, of which every tensor was checked against the model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from rayinfer.adapters.lora_config import MAX_CONFIG_BYTES, LoraConfig, read_lora_config
+from rayinfer.adapters.target_layers import TargetLayer, TargetLayers
+from rayinfer.errors import AdapterRefused, ModelLoadError
+from rayinfer.kv_cache.adapter_id import CONFIG_FILE, WEIGHTS_FILE, content_digest
+from rayinfer.layers.linear import LowRankTerm
+from rayinfer.models.checkpoints.checkpoint import TORCH_DTYPES
+from rayinfer.models.checkpoints.safetensors_header import TensorEntry, read_safetensors_header
+
+_PREFIX = "base_model.model."
+# How tensors' names end, with and without the adapter's name inside.
+_KINDS = {".lora_A.weight": "A", ".lora_B.weight": "B", ".lora_A.default.weight": "A", ".lora_B.default.weight": "B"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adapter:
+    """Low-rank terms by the path of the model's layer, as they were saved."""
+
+    digest: str  # of both files' contents
+    rank: int  # the largest
+    num_bytes: int  # of its tensors
+    terms: Mapping[str, list[LowRankTerm]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    a: TensorEntry
+    b: TensorEntry
+
+
+def read_adapter(folder: Path, targets: TargetLayers, max_rank: int) -> Adapter:
+    """Read a folder that PEFT saved; raises AdapterRefused, in a line that names the file or the tensor.
+
+    Nothing is read before names, types and shapes are known to be right, so a file has no more bytes than terms of
+    `max_rank` for all layers.
+    """
+    config_text = _config_text(folder)
+    config, file = read_lora_config(config_text, folder), folder / WEIGHTS_FILE
+    if not file.is_file():
+        has_pickle = (folder / "adapter_model.bin").is_file()
+        raise AdapterRefused(f"{file} is not there{': save adapter_model.bin as safetensors' * has_pickle}")
+    try:
+        entries = read_safetensors_header(file)
+    except (ModelLoadError, OSError) as error:
+        raise AdapterRefused(str(error)) from None
+    pairs = _checked_pairs(entries, config, targets, file, max_rank)
+    data = file.read_bytes()
+    terms: dict[str, list[LowRankTerm]] = {}
+    for name, pair in pairs.items():
+        layer = targets.by_name[name]
+        a, b = (_tensor(data, entry, file) for entry in (pair.a, pair.b))
+        terms.setdefault(layer.path, []).append(LowRankTerm(a, b, layer.outputs, config.scale_of(name)))
+    return Adapter(
+        digest=content_digest(config_text, data),
+        rank=max(pair.a.shape[0] for pair in pairs.values()),
+        num_bytes=sum(entry.num_bytes for entry in entries.values()),
+        terms=terms,
+    )
+
+
+def _config_text(folder: Path) -> bytes:
+    file = folder / CONFIG_FILE
+    try:
+        with file.open("rb") as stream:
+            text = stream.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise AdapterRefused(f"{folder} is no adapter: {CONFIG_FILE}: {error.strerror}") from None
+    if len(text) > MAX_CONFIG_BYTES:
+        raise AdapterRefused(f"{file} has more than {MAX_CONFIG_BYTES:,} bytes")
+    return text
+
+
+def _checked_pairs(
+    entries: Mapping[str, TensorEntry], config: LoraConfig, targets: TargetLayers, file: Path, max_rank: int
+) -> dict[str, _Pair]:
+    """Match every tensor with a layer of the model, and every target layer with its two tensors."""
+    found: dict[str, dict[str, TensorEntry]] = {}
+    for name, entry in entries.items():
+        ending = next((ending for ending in _KINDS if name.endswith(ending)), None)
+        if ending is None or not name.startswith(_PREFIX):
+            raise AdapterRefused(f"{file}: tensor {name} is no low-rank term of a linear layer: merge the adapter")
+        module = name.removeprefix(_PREFIX).removesuffix(ending)
+        if (layer := targets.find(module)) is None:
+            raise AdapterRefused(f"{file}: tensor {name} belongs to no layer of the model that takes adapters")
+        if not config.is_target(module):
+            raise AdapterRefused(f"{file}: tensor {name} belongs to no layer that target_modules names")
+        kind = _KINDS[ending]
+        if kind in found.setdefault(layer, {}):
+            raise AdapterRefused(f"{file}: tensor {name} is there twice")
+        found[layer][kind] = entry
+        _check_tensor(entry, kind, targets.by_name[layer], config.rank_of(module), file, max_rank)
+    for layer in sorted(name for name in targets.by_name if name in found or config.is_target(name)):
+        for kind in "AB":
+            if kind not in found.get(layer, {}):
+                raise AdapterRefused(f"{file}: tensor {_PREFIX}{layer}.lora_{kind}.weight is missing")
+    if not found:
+        raise AdapterRefused(f"{file}: the adapter changes no layer of the model")
+    return {layer: _Pair(kinds["A"], kinds["B"]) for layer, kinds in sorted(found.items())}
+
+
+def _check_tensor(entry: TensorEntry, kind: str, layer: TargetLayer, rank: int, file: Path, max_rank: int) -> None:
+    if rank > max_rank:
+        raise AdapterRefused(f"{file}: tensor {entry.name} has rank {rank}, above max_lora_rank {max_rank}")
+    wanted = (rank, layer.in_features) if kind == "A" else (len(layer.outputs), rank)
+    if entry.shape != wanted:
+        raise AdapterRefused(
+            f"{file}: tensor {entry.name} has shape {list(entry.shape)}, expected {list(wanted)}: was it trained on"
+            " another model?"
+        )
+    if entry.dtype not in ("F32", "F16", "BF16"):
+        raise AdapterRefused(f"{file}: tensor {entry.name} has dtype {entry.dtype}, expected F32, F16 or BF16")
+
+
+def _tensor(data: bytes, entry: TensorEntry, file: Path) -> torch.Tensor:
+    numbers = bytearray(data[entry.start : entry.start + entry.num_bytes])  # a copy: aligned, and torch may write
+    if len(numbers) != entry.num_bytes:
+        raise AdapterRefused(f"{file} was changed while it was read")
+    tensor = torch.frombuffer(numbers, dtype=TORCH_DTYPES[entry.dtype]).view(entry.shape)
+    if not tensor.isfinite().all():
+        raise AdapterRefused(f"{file}: tensor {entry.name} holds numbers that are not finite")
+    return tensor

@@ -1,0 +1,43 @@
+"""Adapters of one rank: those in host memory, and the terms in the slots of its decoder."""
+
+from pathlib import Path
+
+import torch
+
+from rayinfer.adapters.adapter import Adapter, read_adapter
+from rayinfer.adapters.target_layers import TargetLayers
+from rayinfer.models.causal_decoder import CausalDecoder
+from rayinfer.models.decoder import Decoder
+
+
+class AdapterMemory:
+    """Reads adapters, keeps them by digest, and lays them out for this rank's layers when a request needs them."""
+
+    def __init__(self, targets: TargetLayers, *, max_rank: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._targets, self._max_rank = targets, max_rank
+        self._dtype, self._device = dtype, device
+        self._adapters: dict[str, Adapter] = {}  # by digest
+
+    def load(self, folder: str) -> Adapter:
+        """Read a PEFT folder; raises AdapterRefused."""
+        adapter = read_adapter(Path(folder), self._targets, self._max_rank)
+        self._adapters[adapter.digest] = adapter
+        return adapter
+
+    def drop(self, digest: str) -> None:
+        """Forget an adapter that no request has any more; what a slot holds of it stays until the slot is reused."""
+        self._adapters.pop(digest, None)
+
+    def fill_slot(self, decoder: Decoder, slot: int, digest: str) -> None:
+        """Put the adapter's terms into a slot, unless they are there; between two steps."""
+        assert isinstance(decoder, CausalDecoder), "others take no adapters"
+        assert decoder.adapter_slots is not None, "use_adapters comes before"
+        if decoder.adapter_slots.adapters[slot] == digest:
+            return
+        terms = self._adapters[digest].terms
+        decoder.adapter_slots.adapters[slot] = None  # if this fails half-way
+        for path, layer in decoder.adapted_layers().items():
+            assert layer.adapters is not None, "use_adapters comes before"
+            if path in terms or layer.adapters[slot]:
+                layer.adapters[slot] = list(layer.low_rank_parts(terms.get(path, ()), self._dtype, self._device))
+        decoder.adapter_slots.adapters[slot] = digest

@@ -1,0 +1,148 @@
+"""Settings of a LoRA adapter: `adapter_config.json`, as PEFT writes it (no torch here)."""
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayinfer.errors import AdapterRefused, shown
+from rayinfer.kv_cache.adapter_id import CONFIG_FILE
+
+MAX_CONFIG_BYTES = 1 << 20
+_LONGEST_PATTERN = 1000
+
+# What changes more of a model than low-rank terms of its linear layers, with what it is called.
+_UNSUPPORTED = {
+    "use_dora": "DoRA",
+    "lora_bias": "biases of low-rank layers",
+    "modules_to_save": "whole trained modules",
+    "trainable_token_indices": "trained token embeddings",
+    "target_parameters": "low-rank terms of parameters that are no linear layers",
+    "layer_replication": "replicated layers",
+    "alora_invocation_tokens": "activated LoRA",
+    "use_qalora": "QALoRA",
+    "use_bdlora": "block-diagonal LoRA",
+    "corda_config": "CorDA",
+    "loftq_config": "LoftQ",
+    "eva_config": "EVA",
+}
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # such initialisations leave another base model behind
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraConfig:
+    """Rank and scale of each target layer; raises AdapterRefused for what is not computed here."""
+
+    raw: dict[str, Any]
+    rank: int
+    alpha: float
+
+    def rank_of(self, layer: str) -> int:
+        """Return the rank of a layer, which `rank_pattern` may change."""
+        return int(self._by_pattern("rank_pattern", layer, self.rank))
+
+    def scale_of(self, layer: str) -> float:
+        """Return alpha / rank, or alpha / sqrt(rank) with rsLoRA (Kalajdzievski 2023)."""
+        alpha, rank = float(self._by_pattern("alpha_pattern", layer, self.alpha)), self.rank_of(layer)
+        return alpha / math.sqrt(rank) if self.raw.get("use_rslora") else alpha / rank
+
+    def is_target(self, layer: str) -> bool:
+        """Return whether `target_modules` names the layer, and no other setting leaves it out."""
+        if _names(self.raw.get("exclude_modules"), layer):
+            return False
+        return _names(self.raw.get("target_modules"), layer) and self._is_layer_transformed(layer)
+
+    def _is_layer_transformed(self, layer: str) -> bool:
+        wanted = self.raw.get("layers_to_transform")
+        if wanted is None:
+            return True
+        indices = wanted if isinstance(wanted, list) else [wanted]
+        found = re.search(r"\.(\d+)\.", layer)
+        return found is not None and int(found[1]) in indices
+
+    def _by_pattern(self, field: str, layer: str, default: float) -> float:
+        for pattern, value in (self.raw.get(field) or {}).items():
+            if _matches(rf"(.*\.)?({pattern})", layer):
+                return float(value)
+        return default
+
+
+def read_lora_config(text: bytes, folder: Path) -> LoraConfig:
+    """Read the content of a folder's `adapter_config.json`; raises AdapterRefused."""
+    file = folder / CONFIG_FILE
+    try:
+        raw = json.loads(text)
+    except ValueError as error:
+        raise AdapterRefused(f"{file} is no JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise AdapterRefused(f"{file} holds no JSON object")
+    if (kind := raw.get("peft_type")) != "LORA":
+        raise AdapterRefused(f"{file}: peft_type {shown(kind)} is not supported, only 'LORA'")
+    if names := [name for field, name in _UNSUPPORTED.items() if raw.get(field)]:
+        raise AdapterRefused(f"{file}: {', '.join(names)} cannot be computed here: merge the adapter with its model")
+    if (bias := raw.get("bias", "none")) != "none":
+        raise AdapterRefused(f"{file}: bias {shown(bias)} is not supported, only 'none': merge the adapter")
+    start = raw.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
+        raise AdapterRefused(
+            f"{file}: init_lora_weights {shown(start)} belongs to a changed base model: save it by PEFT's"
+            " path_initial_model_for_weight_conversion"
+        )
+    rank: Any = raw.get("r")
+    alpha: Any = raw.get("lora_alpha")
+    if not _is_number(rank) or rank != int(rank) or rank < 1:
+        raise AdapterRefused(f"{file}: r must be a whole number of at least 1, got {shown(rank)}")
+    if not _is_number(alpha):
+        raise AdapterRefused(f"{file}: lora_alpha must be a number, got {shown(alpha)}")
+    _check_patterns(raw, file)
+    return LoraConfig(raw=raw, rank=int(rank), alpha=float(alpha))
+
+
+def _check_patterns(raw: dict[str, Any], file: Path) -> None:
+    for field in ("rank_pattern", "alpha_pattern"):
+        patterns = raw.get(field) or {}
+        if not isinstance(patterns, dict):
+            raise AdapterRefused(f"{file}: {field} must be an object, got {shown(patterns)}")
+        for pattern, value in patterns.items():
+            if not _is_number(value) or (field == "rank_pattern" and (value < 1 or value != int(value))):
+                raise AdapterRefused(f"{file}: {field} of {shown(pattern)} must be a number, got {shown(value)}")
+            _check_pattern(pattern, field, file)
+    for field in ("target_modules", "exclude_modules"):
+        names = raw.get(field)
+        if isinstance(names, str):
+            _check_pattern(names, field, file)
+        elif names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+            raise AdapterRefused(f"{file}: {field} must be a list of names or a pattern, got {shown(names)}")
+    wanted = raw.get("layers_to_transform")
+    indices = wanted if isinstance(wanted, list) else [wanted]
+    if wanted is not None and not all(isinstance(index, int) for index in indices):
+        raise AdapterRefused(f"{file}: layers_to_transform must be layers' numbers, got {shown(wanted)}")
+
+
+def _check_pattern(pattern: str, field: str, file: Path) -> None:
+    if len(pattern) > _LONGEST_PATTERN:
+        raise AdapterRefused(f"{file}: {field} has a pattern of more than {_LONGEST_PATTERN:,} characters")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise AdapterRefused(f"{file}: {field} has the bad pattern {shown(pattern)}: {error}") from None
+
+
+def _names(names: str | list[str] | None, layer: str) -> bool:
+    if not names:
+        return False
+    if names == "all-linear":
+        return True
+    if isinstance(names, str):
+        return _matches(names, layer)
+    return any(layer == name or layer.endswith(f".{name}") for name in names)
+
+
+def _matches(pattern: str, layer: str) -> bool:
+    return re.fullmatch(pattern, layer) is not None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

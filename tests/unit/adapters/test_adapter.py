@@ -1,0 +1,210 @@
+"""PEFT folders: what is read, and what is refused with the name of the tensor."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rayinfer.adapters.adapter import read_adapter
+from rayinfer.adapters.target_layers import TargetLayers
+from rayinfer.errors import AdapterRefused, ConfigError
+from rayinfer.models.loader import empty_decoder
+from support.tiny_models.tiny_adapters import WEIGHTS, make_adapter, save_adapter
+from support.tiny_models.tiny_architectures import DECODERS, ENCODER_DECODERS
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
+
+Q_AND_V = r".*\.(q_proj|v_proj)"
+Q_OF_LAYER_0 = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_tiny_llama(tmp_path_factory.mktemp("llama"), hidden=32)
+
+
+@pytest.fixture(scope="module")
+def targets(model):
+    return TargetLayers(empty_decoder(model))
+
+
+@pytest.fixture
+def adapter(model, tmp_path):
+    return make_adapter(tmp_path / "adapter", model, pattern=Q_AND_V)
+
+
+def change_settings(folder, **settings):
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    return folder
+
+
+def change_tensors(folder, change):
+    tensors, settings = load_file(folder / WEIGHTS), json.loads((folder / "adapter_config.json").read_text())
+    change(tensors)
+    return save_adapter(folder, tensors, **settings)
+
+
+def check_refused(folder, targets, *words, max_rank=16):
+    with pytest.raises(AdapterRefused) as refusal:
+        read_adapter(folder, targets, max_rank)
+    for word in words:
+        assert word in str(refusal.value), refusal.value
+    assert "\n" not in str(refusal.value)
+
+
+def test_terms_have_the_rank_and_the_scale_of_their_patterns(model, targets, tmp_path):
+    folder = make_adapter(
+        *(tmp_path, model), pattern=Q_AND_V, rank=4, alpha=8, ranks={"v_proj": 2}, alpha_pattern={"layers.1.*": 3.0}
+    )
+    adapter = read_adapter(folder, targets, 4)
+    assert adapter.rank == 4
+    by_layer = {
+        path: [(term.outputs, term.scale, len(term.a)) for term in terms] for path, terms in adapter.terms.items()
+    }
+    assert by_layer == {
+        "model.layers.0.self_attn.qkv_proj": [(range(32), 2.0, 4), (range(48, 64), 4.0, 2)],
+        "model.layers.1.self_attn.qkv_proj": [(range(32), 0.75, 4), (range(48, 64), 1.5, 2)],
+    }
+    root = read_adapter(change_settings(folder, use_rslora=True, alpha_pattern={}), targets, 4)
+    assert root.terms["model.layers.0.self_attn.qkv_proj"][0].scale == 4.0
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["q_proj", "v_proj"],
+        ["self_attn.q_proj", "model.layers.0.self_attn.v_proj", "layers.1.self_attn.v_proj"],
+        "model.layers.[01].self_attn.[qv]_proj",
+    ],
+    ids=str,
+)
+def test_target_modules_are_names_or_a_pattern(adapter, targets, names):
+    read_adapter(change_settings(adapter, target_modules=names), targets, 4)
+
+
+def test_all_linear_means_all_layers_but_the_head(model, targets, tmp_path):
+    folder = make_adapter(tmp_path, model, target_modules="all-linear")
+    assert len(read_adapter(folder, targets, 4).terms) == 8  # two layers of qkv, o, gate and up, down
+    check_refused(
+        *(change_tensors(folder, lambda tensors: tensors.pop(f"{Q_OF_LAYER_0}.lora_A.weight")), targets),
+        *(f"{Q_OF_LAYER_0}.lora_A.weight", "missing"),
+    )
+
+
+def test_layers_to_transform_and_excluded_modules_may_lack_tensors(model, targets, tmp_path):
+    folder = make_adapter(tmp_path, model, pattern=r".*\.1\..*\.q_proj", target_modules=["q_proj"])
+    check_refused(folder, targets, "layers.0.self_attn.q_proj.lora_A.weight", "missing")
+    read_adapter(change_settings(folder, layers_to_transform=[1]), targets, 4)
+    read_adapter(change_settings(folder, layers_to_transform=None, exclude_modules=r".*\.0\..*"), targets, 4)
+
+
+def test_equal_contents_have_one_digest_and_others_another(adapter, model, targets, tmp_path):
+    copied = shutil.copytree(adapter, tmp_path / "copy")
+    other = make_adapter(tmp_path / "other", model, pattern=Q_AND_V, seed=1)
+    digests = [read_adapter(folder, targets, 4).digest for folder in (adapter, copied, other)]
+    assert digests[0] == digests[1] != digests[2]
+    assert read_adapter(change_settings(copied, lora_alpha=7.0), targets, 4).digest != digests[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"use_dora": True}, "DoRA"),
+        ({"modules_to_save": ["lm_head"]}, "whole trained modules"),
+        ({"trainable_token_indices": [1]}, "trained token embeddings"),
+        ({"target_parameters": ["experts"]}, "parameters"),
+        ({"bias": "all"}, "bias 'all'"),
+        ({"lora_bias": True}, "biases"),
+        ({"init_lora_weights": "pissa_niter_4"}, "changed base model"),
+        ({"peft_type": "IA3"}, "peft_type 'IA3'"),
+        ({"r": 0}, "r must be"),
+        ({"r": True}, "r must be"),
+        ({"lora_alpha": "8"}, "lora_alpha must be"),
+        ({"rank_pattern": {"q_proj": 1.5}}, "rank_pattern"),
+        ({"target_modules": "("}, "bad pattern"),
+        ({"target_modules": 3}, "target_modules"),
+        ({"layers_to_transform": ["1"]}, "layers_to_transform"),
+    ],
+    ids=lambda each: str(each)[:40],
+)
+def test_settings_that_cannot_be_computed_are_refused_by_name(adapter, targets, settings, word):
+    check_refused(change_settings(adapter, **settings), targets, word, "adapter_config.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("base_model.model.lm_head.lora_A.weight", "no layer of the model"),
+        ("base_model.model.model.embed_tokens.lora_embedding_A", "no low-rank term"),
+        (f"{Q_OF_LAYER_0}.lora_magnitude_vector", "no low-rank term"),
+        ("base_model.model.model.layers.9.self_attn.q_proj.lora_A.weight", "no layer of the model"),
+        ("model.layers.0.self_attn.q_proj.lora_A.weight", "no low-rank term"),
+        ("base_model.model.model.layers.0.self_attn.o_proj.lora_A.weight", "target_modules"),
+    ],
+)
+def test_foreign_tensors_are_refused_by_name(adapter, targets, name, word):
+    check_refused(
+        change_tensors(adapter, lambda tensors: tensors.update({name: torch.zeros(4, 32)})), targets, name, word
+    )
+
+
+def test_a_term_that_is_there_under_both_of_its_names_is_refused(adapter, targets):
+    name = f"{Q_OF_LAYER_0}.lora_A.default.weight"
+    folder = change_tensors(adapter, lambda tensors: tensors.update({name: torch.zeros(4, 32)}))
+    check_refused(folder, targets, Q_OF_LAYER_0, "twice")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "word"),
+    [
+        (torch.zeros(4, 31), "shape [4, 31], expected [4, 32]"),
+        (torch.zeros(5, 32), "shape [5, 32], expected [4, 32]"),
+        (torch.full((4, 32), torch.nan), "not finite"),
+        (torch.zeros(4, 32, dtype=torch.int32), "dtype I32"),
+        (torch.zeros(4, 32, dtype=torch.float64), "dtype F64"),
+    ],
+    ids=str,
+)
+def test_tensors_of_another_base_or_without_numbers_are_refused_by_name(adapter, targets, tensor, word):
+    name = f"{Q_OF_LAYER_0}.lora_A.weight"
+    check_refused(change_tensors(adapter, lambda tensors: tensors.update({name: tensor})), targets, name, word)
+
+
+def test_a_rank_above_the_limit_is_refused_by_name(adapter, targets):
+    check_refused(adapter, targets, ".lora_A.weight has rank 4, above max_lora_rank 3", max_rank=3)
+
+
+def test_broken_and_missing_files_are_refused_by_name(adapter, targets, tmp_path):
+    file = adapter / WEIGHTS
+    content = file.read_bytes()
+    for broken, word in [
+        (content[:-3], "truncated"),
+        (content[:5], "truncated"),
+        (b"\xff" * 64, "header"),
+        (content + b"x", "long"),
+    ]:
+        file.write_bytes(broken)
+        check_refused(adapter, targets, WEIGHTS, word)
+    file.unlink()
+    (adapter / "adapter_model.bin").write_bytes(b"pickle")
+    check_refused(adapter, targets, "safetensors")
+    for text, word in [("{", "no JSON"), ("[]", "no JSON object"), ('{"a": "' + "x" * (1 << 20) + '"}', "bytes")]:
+        (adapter / "adapter_config.json").write_text(text)
+        check_refused(adapter, targets, "adapter_config.json", word)
+    check_refused(tmp_path / "nothing", targets, "adapter_config.json")
+
+
+def test_an_adapter_without_tensors_is_refused(targets, tmp_path):
+    check_refused(save_adapter(tmp_path, {}, r=4, lora_alpha=8, target_modules=[]), targets, "changes no layer")
+
+
+def test_experts_and_their_routers_take_no_adapters(tmp_path):
+    names = TargetLayers(empty_decoder(DECODERS["mixtral"](tmp_path))).by_name
+    assert {name.rpartition(".")[2] for name in names} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+def test_encoder_decoders_take_no_adapters(tmp_path):
+    with pytest.raises(ConfigError, match="enable_lora"):
+        TargetLayers(empty_decoder(ENCODER_DECODERS["t5"](tmp_path)))
