@@ -20,6 +20,7 @@ from rayinfer.predictions import ImageInput
 _logger = logging.getLogger(__name__)
 
 CACHE_BYTES = 256 * 2**20  # of embeddings that no request has; about 100 images of SmolVLM-256M in 17 tiles
+DECODING_TIMEOUT_S = 30.0  # of one image, the start of its process included, beside an engine that computes
 NICENESS = 5  # of the thread that encodes, below the engine's
 
 
@@ -51,7 +52,7 @@ class ImageEncoder:
         self._model: ImageModel | None = load()
         self.image_token_id = self._model.image_token_id
         self.num_encoded = 0  # images, since the start
-        self._decoder = ImageDecoder(shape) if decoder is None else decoder
+        self._decoder = ImageDecoder(shape, timeout_s=DECODING_TIMEOUT_S) if decoder is None else decoder
         self._cache_bytes = cache_bytes
         self._num_cached_bytes = 0
         self._latest: OrderedDict[bytes, EncodedImage] = OrderedDict()

@@ -133,7 +133,7 @@ async def test_hostile_images_get_400_beside_a_request_that_goes_on(folder):
         answer = await client.post(CHAT, json=chat_body(*[data_url(b"")] * 10_000))
         assert answer.status_code == 400
         assert (await good).status_code == 200
-        assert router.status().engines["engine-0"].num_running == 0
+        await until(lambda: router.status().engines["engine-0"].num_running == 0)
 
 
 @pytest.mark.parametrize(
