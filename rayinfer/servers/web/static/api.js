@@ -13,6 +13,7 @@ export async function keyDigest() {
   return [...new Uint8Array(digest)].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
+// An answer that is an error, with its status; without one there was no answer.
 export class ServiceError extends Error {
   constructor(status, message) { super(message); this.status = status; }
 }
@@ -23,11 +24,14 @@ export async function call(path, { body, signal, method } = {}) {
   const headers = {};
   if (apiKey) headers.Authorization = `Bearer ${apiKey}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
-  const response = await fetch(url(path), {
-    method: method ?? (body === undefined ? "GET" : "POST"),
-    headers, signal, credentials: "same-origin",
-    body: body === undefined ? undefined : JSON.stringify(body),
-  });
+  let response;
+  try {
+    response = await fetch(url(path), {
+      method: method ?? (body === undefined ? "GET" : "POST"),
+      headers, signal, credentials: "same-origin",
+      body: body === undefined ? undefined : JSON.stringify(body),
+    });
+  } catch (error) { throw error.name === "AbortError" ? error : new ServiceError(undefined, "The service is unreachable."); }
   if (!response.ok) throw new ServiceError(response.status, await errorText(response));
   return response;
 }
@@ -37,18 +41,21 @@ export async function readJson(path, options) { return (await call(path, options
 async function errorText(response) {
   const text = await response.text();
   try {
-    const body = JSON.parse(text);
-    return body.error?.message ?? body.error ?? body.message ?? text;
+    const body = JSON.parse(text), found = body.error?.message ?? body.error ?? body.message;
+    return typeof found === "string" ? found : text;
   } catch { return text || `${response.status} ${response.statusText}`; }
 }
 
-// Yields the decoded `data` of server-sent events, until the stream ends or `[DONE]`.
-export async function* events(response) {
+// Yields the decoded `data` of server-sent events, until the stream ends or `[DONE]`, which an answer must have.
+export async function* events(response, { isAnswer = false } = {}) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   const pieces = []; // of a frame that is not whole: joined once, as a frame may be megabytes long
   try {
     for (;;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await reader.read().catch((error) => {
+        throw error.name === "AbortError" ? error : new ServiceError(undefined, "The connection was lost.");
+      });
+      if (done && isAnswer) throw new ServiceError(undefined, "The connection was closed before the answer's end.");
       if (done) return;
       pieces.push(value);
       if (!value.includes("\n")) continue;

@@ -1,14 +1,23 @@
 // Lines over time on a canvas, with marks.
 
-import { number } from "./elements.js";
+import { el, number } from "./elements.js";
 
 const LEFT = 44, BOTTOM = 18, TOP = 8;
-const COMPACT = new Intl.NumberFormat("en", { notation: "compact" }); // of what is too wide for the left side
+const UNITS = [[1e9, "B"], [1e6, "M"], [1e3, "K"]]; // of what is too wide for the left side
+const GAP_S = 5; // without samples: the line is broken
 
-export function drawLines(canvas, points, names, marks, { span, factor = 1, digits }) {
+// A canvas of lines; `show` draws them, and again where its size changes.
+export function lineChart(label, names, options) {
+  const canvas = el("canvas", { class: "chart", role: "img", "aria-label": label });
+  let size = null, latest = null;
+  const draw = () => { if (size && latest) drawLines(canvas, size, names, latest, options); };
+  // Reported after the layout: to ask for the size would lay the page out once more.
+  new ResizeObserver(([{ contentRect: { width, height } }]) => { size = width && height ? { width, height } : null; draw(); }).observe(canvas);
+  return { canvas, show(points, marks) { latest = { points, marks }; draw(); } };
+}
+
+function drawLines(canvas, { width, height }, names, { points, marks }, { span, factor = 1, digits }) {
   const scale = window.devicePixelRatio || 1;
-  const [width, height] = [canvas.clientWidth, canvas.clientHeight];
-  if (!width) return;
   if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
     canvas.width = Math.round(width * scale);
     canvas.height = Math.round(height * scale);
@@ -30,13 +39,14 @@ export function drawLines(canvas, points, names, marks, { span, factor = 1, digi
   paint.textAlign = "right";
   for (const value of [0, top / 2, top]) {
     paint.beginPath(); paint.moveTo(LEFT, y(value)); paint.lineTo(width - 4, y(value)); paint.stroke();
-    paint.fillText(top < 10_000 ? number(value, top < 4 ? 1 : digits) : COMPACT.format(value), LEFT - 6, y(value) + 4);
+    paint.fillText(top < 10_000 ? number(value, top < 4 ? 1 : digits) : compact(value), LEFT - 6, y(value) + 4);
   }
   paint.textAlign = "left";
   paint.fillText("5 min ago", LEFT, height - 3);
   paint.textAlign = "right";
   paint.fillText("now", width - 4, height - 3);
-  for (const { time, kind } of marks) {
+  const lastDeaths = [...marks].sort((a, b) => (a.kind === "bad") - (b.kind === "bad")); // over what they caused
+  for (const { time, kind } of lastDeaths) {
     if (end - time > span) continue;
     paint.strokeStyle = paint.fillStyle = color(`--${kind}`);
     paint.setLineDash([3, 3]);
@@ -49,12 +59,12 @@ export function drawLines(canvas, points, names, marks, { span, factor = 1, digi
   names.forEach((name, index) => {
     paint.strokeStyle = color(`--line${index + 1}`);
     paint.beginPath();
-    let isDrawing = false;
+    let drawn = -Infinity; // time of the point that the line has come to
     for (const point of points) {
       const value = point[name];
-      if (value === null || value === undefined) { isDrawing = false; continue; }
-      paint[isDrawing ? "lineTo" : "moveTo"](x(point.time), y(value * factor));
-      isDrawing = true;
+      if (value === null || value === undefined) { drawn = -Infinity; continue; }
+      paint[point.time - drawn <= GAP_S ? "lineTo" : "moveTo"](x(point.time), y(value * factor));
+      drawn = point.time;
     }
     paint.stroke();
   });
@@ -64,4 +74,9 @@ export function drawLines(canvas, points, names, marks, { span, factor = 1, digi
 function niceTop(value) {
   const power = 10 ** Math.floor(Math.log10(Math.max(value, 1)));
   return [1, 2, 5, 10].map((factor) => factor * power).find((each) => each >= value);
+}
+
+function compact(value) {
+  const [unit, name] = UNITS.find(([each]) => value >= each) ?? [1, ""];
+  return `${number(value / unit, (value / unit) % 1 ? 1 : 0)}${name}`;
 }

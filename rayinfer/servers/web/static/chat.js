@@ -1,34 +1,37 @@
 // Chat: one pane, or two side by side with settings of their own. Conversations stay in this browser.
 
-import { deleteConversation, emptyConversation, keepConversation, storedConversations, titleOf } from "./conversations.js";
-import { el, button } from "./elements.js";
+import { deleteConversation, emptyConversation, keepConversation, listedConversations, storedConversation, titleOf } from "./conversations.js";
+import { button, confirmDialog, el } from "./elements.js";
 import { exportButtons } from "./exports.js";
+import { longField } from "./fields.js";
 import { pane } from "./pane.js";
 
-export function chatView(main) {
+export function chatView(view) {
   const picker = el("select", { "aria-label": "Conversation" });
-  const first = pane(storedConversations()[0] ?? emptyConversation(), { onChange: (conversation) => { keepConversation(conversation); list(first.conversation()); } });
+  const first = pane(latestConversation(), { onBusy: () => showBusy(), onChange: (changed) => { keepConversation(changed); list(first.conversation()); } });
   let second = null; // made when it is first wanted
-  const input = el("textarea", { rows: 3, "aria-label": "Message", placeholder: "Ask the model (Enter sends, Shift+Enter breaks the line)" });
+  const field = longField(el("textarea", { rows: 3, "aria-label": "Message", placeholder: "Ask the model (Enter sends, Shift+Enter breaks the line)" })), input = field.input;
   const panes = () => !second || second.element.hidden ? [first] : [first, second];
   const both = el("div", { class: "panes" }, first.element);
 
   const list = (open) => {
-    const stored = storedConversations();
-    const known = stored.some((each) => each.id === open.id) ? stored : [open, ...stored];
-    picker.replaceChildren(...known.map((each) => el("option", { value: each.id }, titleOf(each))));
+    const stored = listedConversations();
+    const known = stored.some((each) => each.id === open.id) ? stored : [{ id: open.id, title: titleOf(open) }, ...stored];
+    picker.replaceChildren(...known.map(({ id, title }) => el("option", { value: id }, title)));
     picker.value = open.id;
   };
   const open = (conversation) => { first.open(conversation); second?.open(emptyConversation()); list(conversation); };
   picker.addEventListener("change", () => {
-    const chosen = storedConversations().find((each) => each.id === picker.value);
+    const chosen = storedConversation(picker.value);
     if (chosen) open(chosen);
+    else list(first.conversation()); // another tab has deleted it
   });
   const send = () => {
-    const text = input.value.trim();
-    if (!text && !panes().some((each) => each.hasImage())) return;
-    if (panes().some((each) => each.isBusy())) return;
-    input.value = "";
+    const text = field.value.trim();
+    if (panes().some((each) => each.isBusy()) || (!text && !panes().some((each) => each.hasImage()))) return;
+    const without = panes().find((each) => !each.hasModel());
+    if (without) { without.fail("No model is listed yet: the message waits in its field."); return; }
+    field.value = "";
     for (const each of panes()) each.ask(text);
   };
   input.addEventListener("keydown", (key) => {
@@ -36,24 +39,43 @@ export function chatView(main) {
   });
   const stop = () => panes().forEach((each) => each.stop());
   for (const part of [input, both]) part.addEventListener("keydown", (key) => { if (key.key === "Escape") stop(); });
+  // A button that becomes disabled would lose the focus to nothing.
+  const back = (act) => () => { act(); input.focus({ preventScroll: true }); };
+  const sending = button("Send", back(send), { class: "primary" }), stopping = button("Stop", back(stop), { title: "Escape", disabled: true });
+  const again = button("Regenerate", back(() => panes().forEach((each) => each.regenerate())));
+  const showBusy = () => {
+    const isBusy = panes().some((each) => each.isBusy());
+    for (const each of [sending, again]) each.disabled = isBusy;
+    stopping.disabled = !isBusy;
+  };
   const compare = button("Side by side", () => {
-    if (second) second.element.hidden = !second.element.hidden;
-    else both.append((second = pane(emptyConversation())).element);
+    if (second) {
+      second.stop();
+      second.element.hidden = !second.element.hidden;
+    } else both.append((second = pane(emptyConversation(), { onBusy: () => showBusy() })).element);
     compare.setAttribute("aria-pressed", String(!second.element.hidden));
     if (!second.element.hidden) second.start();
+    showBusy();
   }, { "aria-pressed": "false" });
-  main.append(
+  const remove = async () => {
+    const conversation = first.conversation();
+    if (conversation.messages.length && !await confirmDialog("Delete this conversation?", `“${titleOf(conversation)}” is kept in this browser only.`, "Delete")) return;
+    deleteConversation(conversation.id);
+    open(latestConversation());
+  };
+  view.append(
     el("h1", { class: "hidden" }, "Chat"),
-    el("div", { class: "row conversations" }, picker,
-      button("New chat", () => open(emptyConversation())),
-      button("Delete", () => { deleteConversation(first.conversation().id); open(storedConversations()[0] ?? emptyConversation()); })),
+    el("div", { class: "row conversations" }, picker, button("New chat", () => { open(emptyConversation()); input.focus(); }), button("Delete", remove)),
     both,
-    el("div", { class: "composer" }, input, el("div", { class: "row" },
-      button("Send", send, { class: "primary" }), button("Stop", stop, { title: "Escape" }),
-      button("Regenerate", () => panes().forEach((each) => each.regenerate())),
+    el("div", { class: "composer" }, field.chip, input, el("div", { class: "row" }, sending, stopping, again,
       compare, exportButtons("v1/chat/completions", () => panes().map((each) => each.body())))));
   list(first.conversation());
   first.start();
   input.focus();
-  return stop;
+  return {
+    enter() { for (const each of panes()) each.enter(); },
+    renew() { for (const each of panes()) each.list(); },
+  };
 }
+
+function latestConversation() { return storedConversation(listedConversations()[0]?.id) ?? emptyConversation(); }

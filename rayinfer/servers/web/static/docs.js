@@ -1,22 +1,38 @@
 // The paths of the service, from its own OpenAPI document.
 
 import { call, hasKey, readJson } from "./api.js";
-import { alertLine, el } from "./elements.js";
+import { alertLine, el, setText } from "./elements.js";
+import { inSlices } from "./slices.js";
 
-export function docsView(main) {
-  const search = el("input", { type: "search", "aria-label": "Filter paths", placeholder: "filter" });
-  const list = el("div", { class: "operations" });
-  main.append(el("h1", {}, "API"), el("p", { class: "figures" }, "From ", linkTo("openapi.json", "openapi.json"), "; see also ",
-    linkTo("metrics", "metrics"), " and ", linkTo("ready", "readiness"), "."), search, list);
-  readJson("openapi.json").then((document_) => {
+const OPERATIONS_A_SLICE = 15;
+
+export function docsView(view) {
+  const search = el("input", { type: "search", "aria-label": "Filter paths", placeholder: "filter", maxlength: 1000 });
+  const list = el("div", { class: "operations" }), none = el("p", { class: "muted", role: "status" });
+  view.append(el("h1", {}, "API"), el("p", { class: "figures" }, "From ", linkTo("openapi.json", "openapi.json"), "; see also ",
+    linkTo("metrics", "metrics"), " and ", linkTo("ready", "readiness"), "."), search, none, list);
+  const shown = [];
+  const filter = () => {
+    const wanted = search.value.toLowerCase();
+    for (const { element, text } of shown) element.hidden = !text.includes(wanted);
+    setText(none, shown.length && shown.every(({ element }) => element.hidden) ? "No path has that in its name or description." : "");
+  };
+  search.addEventListener("input", filter);
+  let isOver = false;
+  const load = async () => {
+    const document_ = await readJson("openapi.json");
     const operations = Object.entries(document_.paths).flatMap(([path, methods]) =>
       Object.entries(methods).map(([method, operation]) => ({ path, method: method.toUpperCase(), operation })));
-    const show = () => list.replaceChildren(...operations
-      .filter(({ path, operation }) => `${path} ${operation.description ?? ""}`.toLowerCase().includes(search.value.toLowerCase()))
-      .map((each) => operationElement(each, document_)));
-    search.addEventListener("input", show);
-    show();
-  }).catch((error) => list.append(alertLine(error.message)));
+    await inSlices(operations, OPERATIONS_A_SLICE, (each) => {
+      const element = operationElement(each, document_), text = `${each.path} ${each.operation.description ?? ""}`.toLowerCase();
+      element.hidden = !text.includes(search.value.toLowerCase());
+      shown.push({ element, text });
+      list.append(element);
+    }, () => !isOver);
+    filter();
+  };
+  load().catch((error) => list.append(alertLine(error.message)));
+  return { leave() { isOver = true; } };
 }
 
 // A link's own request carries no key: with one, the document is fetched and shown in a tab as text.

@@ -1,5 +1,9 @@
 // Elements without markup in strings: whatever a model or a client sent is shown as text.
 
+const SHOWN_ERROR = 2000; // characters: an error may repeat what was sent
+const SHOWN_CODE = 20_000;
+const COPIED_MS = 4000;
+
 export function el(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -17,11 +21,14 @@ export function button(label, onclick, attributes = {}) { return el("button", { 
 
 export function field(label, input) { return el("label", { class: "field" }, el("span", {}, label), input); }
 
-export function alertLine(text) { return el("p", { class: "error", role: "alert" }, text); }
+export function alertLine(text) { return el("p", { class: "error", role: "alert" }, text.length > SHOWN_ERROR ? `${text.slice(0, SHOWN_ERROR)}…` : text); }
 
+// Written by hand: the browser's own formats take milliseconds to load, and tables have hundreds of numbers.
 export function number(value, digits = 0) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
-  return value.toLocaleString("en", { maximumFractionDigits: digits, minimumFractionDigits: digits });
+  const [whole, fraction] = value.toFixed(digits).split(".");
+  const grouped = whole.replace(/\B(?=(\d{3})+$)/g, ",");
+  return fraction === undefined ? grouped : `${grouped}.${fraction}`;
 }
 
 export function seconds(value) {
@@ -29,13 +36,14 @@ export function seconds(value) {
   return value < 1 ? `${number(value * 1000, value < 0.01 ? 1 : 0)} ms` : `${number(value, 2)} s`;
 }
 
-export function clockTime(timeS) { return new Date(timeS * 1000).toLocaleTimeString(); }
+// Hours, minutes and seconds of this machine's day.
+export function clockTime(timeS) { return new Date(timeS * 1000).toTimeString().slice(0, 8); }
 
 // Sets a text only where it differs: what a screen reader announces, and what is laid out again, stays little.
 export function setText(element, text) { if (element.textContent !== text) element.textContent = text; }
 
 function openDialog(title, children) {
-  const dialog = el("dialog", { "aria-label": title }, el("h2", {}, title), children);
+  const dialog = el("dialog", { "aria-label": title }, el("h2", {}, title), ...children);
   dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);
   dialog.showModal();
@@ -43,16 +51,29 @@ function openDialog(title, children) {
 }
 
 export function showDialog(title, text) {
-  const shown = el("pre", { tabindex: "0" }, text);
-  const copied = button("Copy", async () => { setText(copied, await copy(shown) ? "Copied" : "Selected: copy it by the keyboard"); });
-  const dialog = openDialog(title, [shown, el("div", { class: "row" }, copied, button("Close", () => dialog.close()))]);
+  const isWhole = text.length <= SHOWN_CODE;
+  const shown = el("pre", { tabindex: "0" }, isWhole ? text : text.slice(0, SHOWN_CODE));
+  const rest = isWhole ? null : el("p", { class: "muted" }, `… and ${number(text.length - SHOWN_CODE)} more characters, which are copied too.`);
+  const copied = copyButton(() => text, { shown });
+  const dialog = openDialog(title, [shown, rest, el("div", { class: "row" }, copied, button("Close", () => dialog.close()))]);
 }
 
-// Copies an element's text. Over plain HTTP of another machine browsers have no clipboard, but copy what is selected.
-async function copy(element) {
-  try { await navigator.clipboard.writeText(element.textContent); return true; } catch { /* none, or not allowed */ }
-  getSelection().selectAllChildren(element);
-  return document.execCommand("copy");
+// A button that copies a text, and says so.
+export function copyButton(text, { shown = null, ...attributes } = {}) {
+  const copied = button("Copy", async () => {
+    setText(copied, await copy(text(), shown ?? copied) ? "Copied" : "Not copied: select it, and copy it by the keyboard");
+    setTimeout(() => setText(copied, "Copy"), COPIED_MS);
+  }, attributes);
+  return copied;
+}
+
+// Over plain HTTP of another machine browsers have no clipboard, but a selection's copy may be given another text.
+async function copy(text, selected) {
+  try { await navigator.clipboard.writeText(text); return true; } catch { /* none, or not allowed */ }
+  const give = (event) => { event.clipboardData.setData("text/plain", text); event.preventDefault(); };
+  getSelection().selectAllChildren(selected);
+  document.addEventListener("copy", give);
+  try { return document.execCommand("copy"); } finally { document.removeEventListener("copy", give); }
 }
 
 // Asks before something is done: resolves to the form's values, or to null.

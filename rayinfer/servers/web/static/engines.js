@@ -2,21 +2,38 @@
 
 import { button, el, number, setText } from "./elements.js";
 import { drain } from "./operations.js";
+import { afterFrame } from "./slices.js";
 
+const ROWS_A_SLICE = 2;
+
+// Rows of the engines; new ones come some in a frame.
 export function engineRows() {
   const element = el("div", { class: "engines" });
   const rows = new Map();
+  let latest = {}, mayOperate = false, isAdding = false;
+  const add = async () => {
+    isAdding = true;
+    for (let added = 0, name; (name = Object.keys(latest).find((each) => !rows.has(each))) !== undefined; added += 1) {
+      if (added && added % ROWS_A_SLICE === 0) {
+        await afterFrame();
+        if (!Object.hasOwn(latest, name)) continue;
+      }
+      const row = engineRow(name);
+      rows.set(name, row);
+      element.append(row.element);
+      row.show(latest[name], mayOperate);
+    }
+    isAdding = false;
+  };
   return {
     element,
-    show(engines, mayOperate) {
-      for (const [name, row] of rows) if (!(name in engines)) { row.element.remove(); rows.delete(name); }
-      for (const [name, stats] of Object.entries(engines)) {
-        if (!rows.has(name)) {
-          rows.set(name, engineRow(name));
-          element.append(rows.get(name).element);
-        }
-        rows.get(name).show(stats, mayOperate);
+    show(engines, isOperator) {
+      [latest, mayOperate] = [engines, isOperator];
+      for (const [name, row] of rows) {
+        if (Object.hasOwn(engines, name)) row.show(engines[name], isOperator);
+        else { row.element.remove(); rows.delete(name); }
       }
+      if (!isAdding) add();
     },
   };
 }

@@ -1,25 +1,33 @@
 import { call, setKey } from "./api.js";
 import { chatView } from "./chat.js";
 import { docsView } from "./docs.js";
+import { el } from "./elements.js";
 import { liveView } from "./live.js";
 import { requestsView } from "./requests.js";
 import { tokensView } from "./tokens.js";
 
 const views = { chat: chatView, tokens: tokensView, live: liveView, requests: requestsView, docs: docsView };
+const KEPT = ["chat", "tokens"]; // with what was typed and chosen, and the answer that comes
 const READY_MS = 10_000, RETRY_MS = 1000;
 const main = document.getElementById("view");
-let leave = () => {};
+const kept = new Map();
+let current = {};
 
 function show() {
-  leave();
+  current.leave?.();
   const [name, argument] = location.hash.slice(1).split("/", 2);
   const known = Object.hasOwn(views, name) ? name : location.pathname.endsWith("/docs") ? "docs" : "chat";
   for (const link of document.querySelectorAll("nav a")) {
     if (link.getAttribute("href") === `#${known}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  main.replaceChildren();
-  leave = views[known](main, decoded(argument ?? "")) ?? (() => {});
+  document.title = `${document.querySelector("nav a[aria-current]").textContent} – rayinfer`;
+  const before = kept.get(known);
+  const element = before?.element ?? el("div", { class: "view" });
+  main.replaceChildren(element);
+  before?.enter?.();
+  current = before ?? { element, ...views[known](element, decoded(argument ?? "")) };
+  if (KEPT.includes(known)) kept.set(known, current);
 }
 
 function decoded(text) {
@@ -35,18 +43,19 @@ document.addEventListener("click", (click) => {
 });
 window.addEventListener("hashchange", () => { show(); main.focus({ preventScroll: true }); });
 
-const root = document.documentElement;
-let saved = null;
-try { saved = localStorage.getItem("theme"); } catch { /* this browser keeps nothing */ }
-if (saved) root.dataset.theme = saved;
+const root = document.documentElement; // theme.js has set what was chosen before
 document.getElementById("theme").addEventListener("click", () => {
   const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = isDark ? "light" : "dark";
-  try { localStorage.setItem("theme", root.dataset.theme); } catch { /* nor this */ }
+  try { localStorage.setItem("theme", root.dataset.theme); } catch { /* this browser keeps nothing */ }
 });
 const key = document.getElementById("key");
 document.getElementById("key-form").addEventListener("submit", (submit) => submit.preventDefault());
-key.addEventListener("change", () => { setKey(key.value); show(); });
+key.addEventListener("change", () => {
+  setKey(key.value);
+  for (const view of kept.values()) view.renew?.();
+  if (![...kept.values()].includes(current)) show();
+});
 
 const ready = document.getElementById("ready");
 async function watchReadiness() {

@@ -44,7 +44,7 @@ export function modelActions(model) {
     if (sure) await run(outcome, "Scaling", "operations/scale", { model, engines: sure.engines === "" ? null : Number(sure.engines) });
   });
   const reload = button("Reload", async () => {
-    const source = el("input", { type: "text", name: "source", required: true, placeholder: "folder or repository" });
+    const source = el("input", { type: "text", name: "source", required: true, maxlength: 4096, placeholder: "folder or repository" });
     const sure = await confirmDialog(`Reload ${model}?`, "Its engines are replaced one by one by engines with these weights; streams migrate.", "Reload", [field("Weights", source)]);
     if (sure) await run(outcome, "Reloading", "operations/reload", { model, source: sure.source });
   });

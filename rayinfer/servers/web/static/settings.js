@@ -24,8 +24,8 @@ export function settings({ tasks = ["generate"], onModel = () => {} } = {}) {
   const model = el("select", { "aria-label": "Model" });
   const inputs = Object.fromEntries([...NUMBERS, ...MORE_NUMBERS].map(([name, , bounds]) =>
     [name, el("input", { type: "number", name, placeholder: "default", ...bounds })]));
-  const stop = el("input", { type: "text", name: "stop", placeholder: "none" });
-  let models = [];
+  const stop = el("input", { type: "text", name: "stop", placeholder: "none", maxlength: 1000 });
+  let models = [], numLoads = 0;
   const chosen = () => models.find((each) => each.id === model.value);
   const showDefaults = () => {
     const defaults = chosen()?.default_sampling_params ?? {};
@@ -47,6 +47,7 @@ export function settings({ tasks = ["generate"], onModel = () => {} } = {}) {
     element, more,
     // Lists the models, again and again while there are none: a service that starts has none yet.
     async load(notice) {
+      const load = numLoads += 1;
       do {
         let text = "";
         try {
@@ -60,7 +61,7 @@ export function settings({ tasks = ["generate"], onModel = () => {} } = {}) {
         setText(notice, text);
         if (!text) return;
         await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
-      } while (element.isConnected);
+      } while (element.isConnected && load === numLoads);
     },
     isImageModel: () => Boolean(chosen()?.tasks?.includes("classify_images")),
     values() {

@@ -1,6 +1,7 @@
 // Calls of tools: shown as they come, and answered by hand.
 
 import { el, field } from "./elements.js";
+import { longField } from "./fields.js";
 
 export function addCallDeltas(calls, deltas) {
   for (const { index = 0, id, function: part } of deltas) {
@@ -17,8 +18,8 @@ export function toolCallsElement(calls) {
 }
 
 export function resultForm(calls, onResults) {
-  const inputs = calls.map(() => el("input", { type: "text", placeholder: "what the tool returned" }));
-  const form = el("form", { class: "results" }, calls.map((call, index) => field(`Result of ${shownName(call.function)}`, inputs[index])),
+  const inputs = calls.map(() => longField(el("textarea", { rows: 1, placeholder: "what the tool returned" })));
+  const form = el("form", { class: "results" }, calls.map((call, index) => [field(`Result of ${shownName(call.function)}`, inputs[index].input), inputs[index].chip]),
     el("div", { class: "row" }, el("button", { type: "submit", class: "primary" }, "Send results")));
   form.addEventListener("submit", (submit) => {
     submit.preventDefault();

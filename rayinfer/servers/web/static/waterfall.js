@@ -1,26 +1,35 @@
 // A trace as bars over time: queue, prefill chunks, decoding, and what interrupted them.
 
 import { el, number, seconds } from "./elements.js";
+import { inSlices } from "./slices.js";
 
 const LANES_SHOWN = 32;
-const DETAILS_SHOWN = 10_000; // characters
+const OPEN_EVENTS = 40;
+const EVENTS_A_SLICE = 40;
+const DETAILS_SHOWN = 2000; // characters
+const PHASES_SHOWN = 200; // of a lane
+const LANES_A_SLICE = 4;
 
-export function waterfall(trace) {
+// A card of a trace; its table of events is open where it is short, or as `isOpen` says.
+export function waterfall(trace, isOpen = trace.events.length <= OPEN_EVENTS) {
   const start = trace.events[0]?.time_s ?? 0;
   const end = trace.events.at(-1)?.time_s ?? start;
   const span = Math.max(end - start, 1e-6);
-  const lanes = lanesOf(trace.events, end);
+  const lanes = lanesOf(trace.events, end), shownLanes = el("div", { class: "waterfall" });
+  inSlices(lanes.slice(0, LANES_SHOWN), LANES_A_SLICE, (lane) => shownLanes.append(laneElement(lane, start, span)));
   return el("section", { class: "card" }, el("h2", { dir: "auto" }, `${trace.id.slice(0, 200)} · ${trace.model}`),
     el("p", { class: "figures" }, `${trace.events.length} events in ${seconds(span)}` +
       (trace.num_events_dropped ? `; ${trace.num_events_dropped} more were not kept` : "")),
     el("p", { class: "legend" }, [["queue", "waits"], ["prefill", "prefill"], ["decode", "decoding"], ["stall", "preempted or migrating"]].map(([kind, text]) =>
       el("span", {}, el("span", { class: `swatch ${kind}` }), ` ${text} `))),
-    el("div", { class: "waterfall" }, lanes.slice(0, LANES_SHOWN).map((lane) => laneElement(lane, start, span))),
+    shownLanes,
     lanes.length > LANES_SHOWN ? el("p", { class: "muted" }, `${number(lanes.length - LANES_SHOWN)} more choices are in the table only.`) : null,
-    eventTable(trace.events, start));
+    eventTable(trace.events, start, isOpen));
 }
 
-function laneElement({ label, bars }, start, span) {
+function laneElement({ label, bars: all }, start, span) {
+  const bars = all.length <= PHASES_SHOWN ? all : all.slice(0, PHASES_SHOWN);
+  if (bars !== all) bars.push({ kind: "decode", text: `${number(all.length - PHASES_SHOWN)} more phases`, from: bars.at(-1).to, to: all.at(-1).to });
   const track = el("div", { class: "track" }, bars.map((bar) => {
     const part = el("span", { class: `bar-part ${bar.kind}`, title: `${bar.text}: ${seconds(bar.to - bar.from)}`, role: "img", "aria-label": `${bar.text}: ${seconds(bar.to - bar.from)}` });
     part.style.left = `min(${100 * (bar.from - start) / span}%, 100% - 2px)`; // short ones at the end stay visible
@@ -83,10 +92,21 @@ function take(lane, { name, time_s: time, details }) {
   }[name] ?? null;
 }
 
-function eventTable(events, start) {
-  return el("details", { open: events.length <= 40 }, el("summary", {}, "Events"),
+// The rows are made once they are to be seen.
+function eventTable(events, start, isOpen) {
+  const rows = el("tbody");
+  const table = el("details", { open: isOpen }, el("summary", {}, `Events (${number(events.length)})`),
     el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Events of the request" }, el("table", {},
-      el("thead", {}, el("tr", {}, ["Event", "After", "Details"].map((head) => el("th", { scope: "col" }, head)))),
-      el("tbody", {}, events.map((event) => el("tr", {}, el("td", {}, event.name), el("td", { class: "number" }, seconds(event.time_s - start)),
-        el("td", { class: "details", dir: "auto" }, Object.entries(event.details).map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ").slice(0, DETAILS_SHOWN))))))));
+      el("thead", {}, el("tr", {}, ["Event", "After", "Details"].map((head) => el("th", { scope: "col" }, head)))), rows)));
+  const show = () => {
+    if (table.open && !rows.children.length) inSlices(events, EVENTS_A_SLICE, (event) => rows.append(eventRow(event, start)));
+  };
+  table.addEventListener("toggle", show);
+  if (isOpen) show();
+  return table;
+}
+
+function eventRow({ name, time_s: time, details }, start) {
+  const shown = Object.entries(details).map(([key, value]) => `${key} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
+  return el("tr", {}, el("td", {}, name), el("td", { class: "number" }, seconds(time - start)), el("td", { class: "details", dir: "auto" }, shown.slice(0, DETAILS_SHOWN)));
 }
