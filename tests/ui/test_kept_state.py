@@ -17,7 +17,7 @@ START_S = 1_800_000_000.0
 def page(visit, fake_models):
     with served(build_app(fake_models, ServiceMetrics())) as url:
         opened = visit(url)
-        opened.expected = ("503", "ERR_FAILED", "ERR_INCOMPLETE")  # which tests answer with
+        opened.expected = ("404", "503", "ERR_FAILED", "ERR_INCOMPLETE")  # which tests answer with
         wait_for_models(opened.page)
         yield opened.page
         opened.page.close()  # before its service, whose end it would report
@@ -44,7 +44,7 @@ def test_an_answer_goes_on_while_another_view_is_shown(page, fake_models):
     assert generator.aborted == []
     page.get_by_role("button", name="Stop").click()
     page.locator(".figures", has_text="stopped").nth(1).wait_for()
-    assert page.evaluate("() => document.activeElement.ariaLabel") == "Message"
+    page.wait_for_function("() => document.activeElement.ariaLabel === 'Message'")
 
 
 def test_buttons_say_whether_an_answer_comes(page, fake_models):

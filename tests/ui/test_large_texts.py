@@ -59,7 +59,7 @@ def test_a_megabyte_is_pasted_sent_and_shown_in_short_tasks(browser, page):
         page.get_by_role("button", name="Send", exact=True).click()
         page.locator(".message.assistant", has_text="Yes").wait_for()
         page.get_by_role("button", name="curl").click()
-        page.get_by_text("more characters, which are copied too").wait_for()
+        page.get_by_text("Long texts are cut here, but copied whole.").wait_for()
         page.get_by_role("button", name="Close").click()
         page.wait_for_timeout(300)
     assert bodies[0]["messages"] == [{"role": "user", "content": LARGE}]

@@ -293,12 +293,12 @@ def test_the_theme_follows_the_system_until_it_is_chosen(visit, fake_service):
 def test_views_are_reached_by_the_keyboard(visit, fake_service):
     page = visit(fake_service).page
     wait_for_models(page)
-    assert page.evaluate("() => document.activeElement.ariaLabel") == "Message"
+    page.wait_for_function("() => document.activeElement.ariaLabel === 'Message'")
     link = page.get_by_role("link", name="Tokens")
     link.focus()
     page.keyboard.press("Enter")
     page.locator("main .tokens").wait_for()
-    assert page.evaluate("() => document.activeElement.tagName") == "MAIN"
+    page.wait_for_function("() => document.activeElement.tagName === 'MAIN'")
     assert link.get_attribute("aria-current") == "page"
     page.keyboard.press("Tab")
     assert page.evaluate("() => document.activeElement.ariaLabel") == "Model"

@@ -10,7 +10,8 @@ from itertools import groupby
 from typing import Any
 
 CATEGORIES = ["toplevel", "devtools.timeline", "disabled-by-default-devtools.timeline", "v8", "__metadata"]
-TASKS = ("RunTask", "ThreadControllerImpl::RunTask")
+TASK = "RunTask"
+OTHER_TASKS = ("ThreadControllerImpl::RunTask", "Receive mojo message", "v8.callFunction")  # name nothing
 NUM_PARTS = 4
 PART_MS = 1.0  # below it a part is not named
 
@@ -58,7 +59,7 @@ def _tasks(events: list[dict[str, Any]]) -> Iterator[Task]:
         of_thread = list(group)
         starts = [each["ts"] for each in of_thread]
         for task in of_thread:
-            if task["name"] in TASKS:
+            if task["name"] == TASK:
                 end = task["ts"] + task.get("dur", 0)
                 within = of_thread[bisect_right(starts, task["ts"]) : bisect_right(starts, end)]
                 yield Task(task.get("dur", 0) / 1000, task.get("tdur", 0) / 1000, _parts(within))
@@ -67,6 +68,6 @@ def _tasks(events: list[dict[str, Any]]) -> Iterator[Task]:
 def _parts(events: list[dict[str, Any]]) -> dict[str, float]:
     durations: Counter[str] = Counter()
     for each in events:
-        if each["name"] not in TASKS:
+        if each["name"] not in (TASK, *OTHER_TASKS):
             durations[each["name"]] += each.get("dur", 0) / 1000
     return {name: round(ms, 1) for name, ms in durations.most_common(NUM_PARTS) if ms >= PART_MS}

@@ -5,6 +5,7 @@ import { button, confirmDialog, el } from "./elements.js";
 import { exportButtons } from "./exports.js";
 import { longField } from "./fields.js";
 import { pane } from "./pane.js";
+import { afterFrame } from "./slices.js";
 
 export function chatView(view) {
   const picker = el("select", { "aria-label": "Conversation" });
@@ -40,7 +41,11 @@ export function chatView(view) {
   const stop = () => panes().forEach((each) => each.stop());
   for (const part of [input, both]) part.addEventListener("keydown", (key) => { if (key.key === "Escape") stop(); });
   // A button that becomes disabled would lose the focus to nothing.
-  const back = (act) => () => { act(); input.focus({ preventScroll: true }); };
+  const back = (act) => async () => {
+    act();
+    await afterFrame();
+    input.focus({ preventScroll: true });
+  };
   const sending = button("Send", back(send), { class: "primary" }), stopping = button("Stop", back(stop), { title: "Escape", disabled: true });
   const again = button("Regenerate", back(() => panes().forEach((each) => each.regenerate())));
   const showBusy = () => {
@@ -71,7 +76,7 @@ export function chatView(view) {
       compare, exportButtons("v1/chat/completions", () => panes().map((each) => each.body())))));
   list(first.conversation());
   first.start();
-  input.focus();
+  afterFrame().then(() => { if (document.activeElement === document.body) input.focus(); });
   return {
     enter() { for (const each of panes()) each.enter(); },
     renew() { for (const each of panes()) each.list(); },

@@ -50,12 +50,13 @@ function openDialog(title, children) {
   return dialog;
 }
 
-export function showDialog(title, text) {
-  const isWhole = text.length <= SHOWN_CODE;
-  const shown = el("pre", { tabindex: "0" }, isWhole ? text : text.slice(0, SHOWN_CODE));
-  const rest = isWhole ? null : el("p", { class: "muted" }, `… and ${number(text.length - SHOWN_CODE)} more characters, which are copied too.`);
-  const copied = copyButton(() => text, { shown });
-  const dialog = openDialog(title, [shown, rest, el("div", { class: "row" }, copied, button("Close", () => dialog.close()))]);
+// Shows a text and copies `whole()`.
+export function showDialog(title, text, whole = () => text, note = "") {
+  const isLong = text.length > SHOWN_CODE;
+  const shown = el("pre", { tabindex: "0" }, isLong ? `${text.slice(0, SHOWN_CODE)}…` : text);
+  const about = isLong ? `${note} Its end is not shown, but copied.` : note;
+  const dialog = openDialog(title, [shown, about ? el("p", { class: "muted" }, about) : null,
+    el("div", { class: "row" }, copyButton(whole, { shown }), button("Close", () => dialog.close()))]);
 }
 
 // A button that copies a text, and says so.

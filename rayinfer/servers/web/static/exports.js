@@ -3,14 +3,27 @@
 import { url } from "./api.js";
 import { button, showDialog } from "./elements.js";
 
+const CUT = "…(cut)";
+const SHOWN_TEXT = 2000; // characters of each text
+
 // Buttons that show `bodies()`, requests to `path`, one for each pane; a body that cannot be made shows why.
 export function exportButtons(path, bodies) {
-  const show = (title, write) => showDialog(title, written(bodies, (body) => write(path, body)));
+  const show = (title, write) => {
+    let found;
+    try { found = bodies(); } catch (error) { showDialog(title, error.message); return; }
+    const written = (each) => each.map((body) => write(path, body)).join("\n\n");
+    const short = found.map(shortened);
+    const note = JSON.stringify(short).includes(CUT) ? "Long texts are cut here, but copied whole." : "";
+    showDialog(title, written(short), () => written(found), note);
+  };
   return [button("curl", () => show("The next request as curl", asCurl)), button("Python", () => show("The next request in Python", asPython))];
 }
 
-function written(bodies, write) {
-  try { return bodies().map(write).join("\n\n"); } catch (error) { return error.message; }
+// A JSON value whose long texts are cut.
+function shortened(value) {
+  if (typeof value === "string") return value.length > SHOWN_TEXT ? value.slice(0, SHOWN_TEXT) + CUT : value;
+  if (Array.isArray(value)) return value.map(shortened);
+  return value && typeof value === "object" ? Object.fromEntries(Object.entries(value).map(([name, each]) => [name, shortened(each)])) : value;
 }
 
 export function asCurl(path, body) {

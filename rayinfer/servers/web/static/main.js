@@ -1,20 +1,25 @@
 import { call, setKey } from "./api.js";
-import { chatView } from "./chat.js";
-import { docsView } from "./docs.js";
-import { el } from "./elements.js";
-import { liveView } from "./live.js";
-import { requestsView } from "./requests.js";
-import { tokensView } from "./tokens.js";
+import { alertLine, button, el } from "./elements.js";
+import { afterFrame } from "./slices.js";
 
-const views = { chat: chatView, tokens: tokensView, live: liveView, requests: requestsView, docs: docsView };
+// Each view's modules come when it is first shown, or when the pointer or the focus comes to its link.
+const views = {
+  chat: async () => (await import("./chat.js")).chatView,
+  tokens: async () => (await import("./tokens.js")).tokensView,
+  live: async () => (await import("./live.js")).liveView,
+  requests: async () => (await import("./requests.js")).requestsView,
+  docs: async () => (await import("./docs.js")).docsView,
+};
 const KEPT = ["chat", "tokens"]; // with what was typed and chosen, and the answer that comes
 const READY_MS = 10_000, RETRY_MS = 1000;
 const main = document.getElementById("view");
 const kept = new Map();
-let current = {};
+let current = {}, numShown = 0;
 
-function show() {
+async function show() {
+  const shown = numShown += 1;
   current.leave?.();
+  current = {};
   const [name, argument] = location.hash.slice(1).split("/", 2);
   const known = Object.hasOwn(views, name) ? name : location.pathname.endsWith("/docs") ? "docs" : "chat";
   for (const link of document.querySelectorAll("nav a")) {
@@ -22,11 +27,20 @@ function show() {
     else link.removeAttribute("aria-current");
   }
   document.title = `${document.querySelector("nav a[aria-current]").textContent} – rayinfer`;
-  const before = kept.get(known);
-  const element = before?.element ?? el("div", { class: "view" });
+  const before = kept.get(known), element = before?.element ?? el("div", { class: "view" });
   main.replaceChildren(element);
-  before?.enter?.();
-  current = before ?? { element, ...views[known](element, decoded(argument ?? "")) };
+  if (before) {
+    current = before;
+    before.enter();
+    return;
+  }
+  let view;
+  try { view = await views[known](); } catch {
+    if (shown === numShown) element.append(alertLine("This view could not be loaded: the service is unreachable."), el("div", { class: "row" }, button("Try again", show)));
+    return;
+  }
+  if (shown !== numShown) return; // another one was chosen meanwhile
+  current = { element, ...view(element, decoded(argument ?? "")) };
   if (KEPT.includes(known)) kept.set(known, current);
 }
 
@@ -41,7 +55,16 @@ document.addEventListener("click", (click) => {
   click.preventDefault();
   location.hash = link.getAttribute("href");
 });
-window.addEventListener("hashchange", () => { show(); main.focus({ preventScroll: true }); });
+for (const kind of ["pointerover", "focusin"]) {
+  document.querySelector("nav").addEventListener(kind, ({ target }) => {
+    views[target.getAttribute("href")?.slice(1)]?.().catch(() => {}); // it is tried again when it is shown
+  });
+}
+window.addEventListener("hashchange", async () => {
+  show();
+  await afterFrame(); // a focus lays the page out
+  main.focus({ preventScroll: true });
+});
 
 const root = document.documentElement; // theme.js has set what was chosen before
 document.getElementById("theme").addEventListener("click", () => {

@@ -60,11 +60,11 @@ export function pane(opened, { onChange = () => {}, onBusy = () => {} } = {}) {
     if (last?.tool_calls && !abort) log.append(resultForm(last.tool_calls, (results) => { conversation.messages.push(...results); answer(); }));
     toEnd();
   };
+  // In the next frame, as it lays the page out; and after that, as blocks that come into sight get their true heights.
   const toEnd = () => {
+    const keep = () => { if (isAtEnd) log.scrollTop = END_PX; };
     isAtEnd = true;
-    log.scrollTop = END_PX;
-    // Blocks that come into sight get their true heights in the next frame.
-    requestAnimationFrame(() => requestAnimationFrame(() => { if (isAtEnd) log.scrollTop = END_PX; }));
+    requestAnimationFrame(() => { keep(); requestAnimationFrame(keep); });
   };
   const edit = (index) => {
     if (abort) return;
@@ -137,7 +137,7 @@ export function pane(opened, { onChange = () => {}, onBusy = () => {} } = {}) {
     draw();
     const isEmpty = ["stopped", "failed"].includes(progress.note) && !message.content && !message.reasoning && !message.tool_calls;
     if (isEmpty) mine.messages.splice(mine.messages.indexOf(message), 1); // later requests have no empty answer
-    onChange(mine);
+    setTimeout(() => onChange(mine));
     if (mine !== conversation) return; // another one was opened meanwhile
     if (isEmpty || message.tool_calls) show();
     if (failure) fail(failure);

@@ -2,6 +2,7 @@
 
 import { modelsThat } from "./api.js";
 import { el, field, setText } from "./elements.js";
+import { afterFrame } from "./slices.js";
 
 const RETRY_MS = 2000;
 const NUMBERS = [
@@ -20,10 +21,10 @@ const MORE_NUMBERS = [
 // What a request has where neither it nor the model's folder says anything.
 const NEUTRAL = { temperature: 1, top_p: 1, top_k: "off", min_p: 0, repetition_penalty: 1, frequency_penalty: 0, presence_penalty: 0, seed: "random", max_tokens: "to the limit" };
 
+// The fields come some in a frame: the browser makes a number's field from many parts.
 export function settings({ tasks = ["generate"], onModel = () => {} } = {}) {
   const model = el("select", { "aria-label": "Model" });
-  const inputs = Object.fromEntries([...NUMBERS, ...MORE_NUMBERS].map(([name, , bounds]) =>
-    [name, el("input", { type: "number", name, placeholder: "default", ...bounds })]));
+  const inputs = {};
   const stop = el("input", { type: "text", name: "stop", placeholder: "none", maxlength: 1000 });
   let models = [], numLoads = 0;
   const chosen = () => models.find((each) => each.id === model.value);
@@ -40,9 +41,22 @@ export function settings({ tasks = ["generate"], onModel = () => {} } = {}) {
     showDefaults();
   };
   model.addEventListener("change", showDefaults);
-  const fields = (numbers) => numbers.map(([name, label]) => field(label, inputs[name]));
-  const element = el("div", { class: "settings" }, field("Model", model), fields(NUMBERS));
-  const more = el("div", { class: "settings" }, fields(MORE_NUMBERS), field("Stop text", stop));
+  const element = el("div", { class: "settings" }, field("Model", model)), more = el("div", { class: "settings" });
+  const addNumbers = (parent, numbers) => {
+    for (const [name, label, bounds] of numbers) {
+      inputs[name] = el("input", { type: "number", name, placeholder: "default", ...bounds });
+      parent.append(field(label, inputs[name]));
+    }
+    showDefaults();
+  };
+  const build = async () => {
+    await afterFrame();
+    addNumbers(element, NUMBERS);
+    await afterFrame();
+    addNumbers(more, MORE_NUMBERS);
+    more.append(field("Stop text", stop));
+  };
+  build();
   return {
     element, more,
     // Lists the models, again and again while there are none: a service that starts has none yet.

@@ -5,19 +5,24 @@ import { el, number } from "./elements.js";
 const SHOWN_CHARS = 100_000; // of one text
 const BLOCK_CHARS = 2000; // of a line, from which on a block ends at the next space
 const MOST_BLOCK_CHARS = 2500; // where there is no space
+const UNBROKEN_CHARS = 500; // of a block that may be broken nowhere, and is broken anywhere
 const LONG_CHARS = 500;
+const BREAK = /[\s\u0e00-\u0eff\u2e80-\uffff]/; // where a line may end: at spaces, and in scripts without them
 
 // Text that is appended to `element`; `draw` shows what was added.
 export function growingText(element) {
-  let pending = "", length = 0, block = null, blockLength = 0, rest = null;
+  let pending = "", length = 0, block = null, rest = null;
   const append = (part) => {
     if (!block) {
-      element.append(block = el("span", { class: "line" }));
-      blockLength = 0;
+      block = { element: el("span", { class: "line" }), length: 0, isUnbroken: true };
+      element.append(block.element);
     }
-    block.append(part);
-    if (blockLength < LONG_CHARS && blockLength + part.length >= LONG_CHARS) block.className = "line long";
-    blockLength += part.length;
+    block.element.append(part);
+    block.length += part.length;
+    block.isUnbroken &&= !BREAK.test(part);
+    if (block.length < LONG_CHARS) return;
+    block.element.classList.add("long");
+    block.element.classList.toggle("unbroken", block.isUnbroken);
   };
   return {
     add(text) { pending += text; },
@@ -26,7 +31,7 @@ export function growingText(element) {
       length += pending.length;
       pending = "";
       while (fitting) {
-        const end = blockEnd(fitting, block ? blockLength : 0);
+        const end = blockEnd(fitting, block?.length ?? 0, block?.isUnbroken ?? true);
         if (end > 0) append(fitting.slice(0, end));
         if (end < fitting.length || fitting[end - 1] === "\n") block = null;
         fitting = fitting.slice(end);
@@ -47,13 +52,13 @@ export function longText(element, text) {
 }
 
 // Where the block that has some characters already ends in a text that follows: behind a line's end, or before a space.
-function blockEnd(text, before) {
-  const newline = text.indexOf("\n") + 1;
-  const most = Math.max(0, MOST_BLOCK_CHARS - before);
+function blockEnd(text, before, isUnbroken) {
+  const unbroken = Math.max(0, UNBROKEN_CHARS - before);
+  if (isUnbroken && text.length >= unbroken && !BREAK.test(text.slice(0, unbroken))) return unbroken;
+  const newline = text.indexOf("\n") + 1, most = Math.max(0, MOST_BLOCK_CHARS - before);
   if (newline > 0 && newline <= most) return newline;
   if (text.length + before <= BLOCK_CHARS) return text.length;
-  const window = text.slice(0, most), first = Math.max(0, BLOCK_CHARS - before);
-  const space = window.slice(first).search(/\s/);
+  const first = Math.max(0, BLOCK_CHARS - before), space = text.slice(first, most).search(/\s|(?<=[。！？；])/);
   if (space >= 0) return first + space;
   if (text.length <= most) return text.length;
   return isHighSurrogate(text.charCodeAt(most - 1)) ? most - 1 : most;

@@ -27,7 +27,7 @@ async def test_every_file_of_the_page_is_served_and_small(client):
         response = await client.get(f"/{name}")
         assert response.status_code == 200, name
         found[name] = response
-        wanted |= {f"ui/{module}" for module in re.findall(r'from "\./([\w.]+)"', response.text)}
+        wanted |= {f"ui/{module}" for module in re.findall(r'(?:from |import\()"\./([\w.]+)"', response.text)}
     assert {"ui/style.css", "ui/main.js", "ui/chat.js", "ui/live.js", "ui/tokens.js"} <= set(found)
     assert sum(len(response.content) for response in found.values()) < MAX_PAGE_BYTES
     for name, response in found.items():
