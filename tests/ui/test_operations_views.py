@@ -220,8 +220,11 @@ def test_the_trace_of_a_running_request_grows(visit, fake_service):
     page.route("**/trace", answer)
     page.goto(f"{fake_service}/#requests/cmpl-1")
     page.locator(".trace tbody tr").wait_for()
-    events.append({"name": "finished", "time_s": START_S + 1, "details": {}})
-    page.locator(".trace tbody tr").nth(1).wait_for()
+    events.append({"name": "dispatched", "time_s": START_S + 1, "details": {"engine": "e1", "why": "only"}})
+    page.locator(".phases li", has_text="now: sent to e1 (only)").wait_for()
+    events.append({"name": "finished", "time_s": START_S + 2, "details": {}})
+    page.locator(".trace tbody tr").nth(2).wait_for()
+    assert page.locator(".phases li", has_text="now").count() == 0
 
 
 def test_a_waterfall_shows_that_a_lost_engine_has_run(visit, fake_service):

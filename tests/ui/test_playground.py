@@ -250,6 +250,7 @@ def test_what_is_copied_is_what_is_shown(visit, fake_service):
 def test_a_token_shows_its_probability_and_alternatives(visit, fake_service):
     page = visit(f"{fake_service}/#tokens").page
     wait_for_models(page)
+    assert page.locator("input[name=max_tokens]").get_attribute("placeholder") == "40"  # the view's own
     page.get_by_role("button", name="Complete").click()
     page.locator(".figures", has_text="3 tokens · perplexity 2.72").wait_for()
     token = page.locator(".tokens .token").first

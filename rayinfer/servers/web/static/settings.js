@@ -21,8 +21,9 @@ const MORE_NUMBERS = [
 // What a request has where neither it nor the model's folder says anything.
 const NEUTRAL = { temperature: 1, top_p: 1, top_k: "off", min_p: 0, repetition_penalty: 1, frequency_penalty: 0, presence_penalty: 0, seed: "random", max_tokens: "to the limit" };
 
-// The fields come some in a frame: the browser makes a number's field from many parts.
-export function settings({ tasks = ["generate"], onModel = () => {} } = {}) {
+// Fields for models that do one of the tasks; `own` are defaults of the view, sent where a field is empty.
+// They come some in a frame: the browser makes a number's field from many parts.
+export function settings({ tasks = ["generate"], own = {}, onModel = () => {} } = {}) {
   const model = el("select", { "aria-label": "Model" });
   const inputs = {};
   const stop = el("input", { type: "text", name: "stop", placeholder: "none", maxlength: 1000 });
@@ -30,7 +31,7 @@ export function settings({ tasks = ["generate"], onModel = () => {} } = {}) {
   const chosen = () => models.find((each) => each.id === model.value);
   const showDefaults = () => {
     const defaults = chosen()?.default_sampling_params ?? {};
-    for (const [name, input] of Object.entries(inputs)) input.placeholder = String(defaults[name] ?? NEUTRAL[name]);
+    for (const [name, input] of Object.entries(inputs)) input.placeholder = String(own[name] ?? defaults[name] ?? NEUTRAL[name]);
     onModel(chosen());
   };
   const list = async () => {
@@ -79,7 +80,7 @@ export function settings({ tasks = ["generate"], onModel = () => {} } = {}) {
     },
     isImageModel: () => Boolean(chosen()?.tasks?.includes("classify_images")),
     values() {
-      const values = { model: model.value };
+      const values = { model: model.value, ...own };
       for (const [name, input] of Object.entries(inputs)) if (input.value !== "") values[name] = Number(input.value);
       if (stop.value) values.stop = stop.value;
       return values;

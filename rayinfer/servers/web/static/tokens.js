@@ -6,14 +6,14 @@ import { exportButtons } from "./exports.js";
 import { longField } from "./fields.js";
 import { settings } from "./settings.js";
 
-const NUM_ALTERNATIVES = 5;
+const NUM_TOKENS = 40, NUM_ALTERNATIVES = 5;
 const SHOWN_CHARS = 2000; // of one token's text
 const BLOCK_TOKENS = 200; // laid out together, up to the next that begins with a space
 const MOST_BLOCK_TOKENS = 300;
 const HINT = "Choose a token to see its alternatives.";
 
 export function tokensView(view) {
-  const controls = settings();
+  const controls = settings({ own: { max_tokens: NUM_TOKENS } });
   const prompt = longField(el("textarea", { rows: 4, "aria-label": "Text to complete" }));
   prompt.value = "The capital of France is";
   const output = el("div", { class: "tokens", role: "group", "aria-label": "Tokens", tabindex: "-1" });
@@ -45,7 +45,7 @@ export function tokensView(view) {
       block.append(tokenButton(tokens[shown], shown));
     }
   };
-  const body = (text) => ({ max_tokens: 40, ...controls.values(), prompt: text, stream: true, logprobs: NUM_ALTERNATIVES });
+  const body = (text) => ({ ...controls.values(), prompt: text, stream: true, logprobs: NUM_ALTERNATIVES });
   async function run(text) {
     if (!controls.values().model) { figures.replaceChildren(alertLine("No model is listed yet.")); return; }
     abort?.abort();

@@ -27,7 +27,7 @@ export function waterfall(trace, isOpen = trace.events.length <= OPEN_EVENTS) {
     eventTable(trace.events, start, isOpen));
 }
 
-function laneElement({ label, bars: all }, start, span) {
+function laneElement({ label, bars: all, next }, start, span) {
   const bars = all.length <= PHASES_SHOWN ? all : all.slice(0, PHASES_SHOWN);
   if (bars !== all) bars.push({ kind: "decode", text: `${number(all.length - PHASES_SHOWN)} more phases`, from: bars.at(-1).to, to: all.at(-1).to });
   const track = el("div", { class: "track" }, bars.map((bar) => {
@@ -37,7 +37,8 @@ function laneElement({ label, bars: all }, start, span) {
     return part;
   }));
   return el("div", { class: "lane" }, el("span", { class: "muted" }, label), track,
-    el("ol", { class: "phases" }, bars.map((bar) => el("li", {}, el("span", { class: `swatch ${bar.kind}` }), el("span", { dir: "auto" }, ` ${bar.text} `), el("span", { class: "muted" }, seconds(bar.to - bar.from))))));
+    el("ol", { class: "phases" }, bars.map((bar) => el("li", {}, el("span", { class: `swatch ${bar.kind}` }), el("span", { dir: "auto" }, ` ${bar.text} `), el("span", { class: "muted" }, seconds(bar.to - bar.from)))),
+    next && el("li", {}, el("span", { class: `swatch ${next[0]}` }), el("span", { dir: "auto" }, ` now: ${next[1]}`))));
 }
 
 // One lane a choice; each event ends a phase and begins the next.
@@ -56,6 +57,7 @@ function lanesOf(events, end) {
     for (const lane of event.name === "migrated" ? lanesOfPrompt(event) : [laneOf(event)]) take(lane, event);
   }
   for (const lane of lanes.values()) if (lane.next && end > lane.from) close(lane, end);
+  if (events.at(-1)?.name === "finished") for (const lane of lanes.values()) lane.next = null;
   return [...lanes.values()];
 }
 
