@@ -122,6 +122,7 @@ class Implementation(Protocol):
         window: int | None = None,
         softcap: float | None = None,
         position_bias: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend from the step's tokens to their requests' cached tokens."""
 

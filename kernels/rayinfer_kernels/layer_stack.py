@@ -32,6 +32,7 @@ class LayerWeights:
     gate_up: PackedLinear  # a gated weight
     down: PackedLinear
     window: int | None  # a token sees the last so many tokens, itself among them
+    is_rotated: bool = True  # whether queries and keys have rotary positions
 
     @property
     def linears(self) -> tuple[PackedLinear, ...]:

@@ -273,6 +273,7 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     position_bias: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend causally from each request's last tokens to all of its tokens in the cache.
 
@@ -281,10 +282,11 @@ def paged_attention(
     say where its keys lie and how many there are, the new tokens included. A token sees the last `window` tokens,
     itself among them, or all; scores are capped by softcap x tanh(score / softcap). position_bias [num_heads,
     num_distances] in float32 is added to the scores by how far back a token lies, its last column from there on
-    (Raffel et al. 2020). Returns the shape of query.
+    (Raffel et al. 2020). sinks [num_heads] in float32 are scores of one more token for each head, whose value is zero
+    (Xiao et al. 2023). Returns the shape of query.
     """
     return implementation_for(query).paged_attention(
-        query, kv_cache, block_tables, cu_seqlens_q, seq_lens, scale, window, softcap, position_bias
+        query, kv_cache, block_tables, cu_seqlens_q, seq_lens, scale, window, softcap, position_bias, sinks
     )
 
 

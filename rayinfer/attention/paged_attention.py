@@ -44,10 +44,12 @@ class PagedAttention(torch.nn.Module):
         value: torch.Tensor,
         batch: AttentionBatch,
         position_bias: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend with query [num_tokens, num_heads, head_dim]; key and value [num_tokens, num_kv_heads, head_dim].
 
-        position_bias [num_heads, num_distances], if any, is added to the scores by distance.
+        position_bias [num_heads, num_distances], if any, is added to the scores by distance; sinks [num_heads] are the
+        scores of one more token for each head, whose value is zero. Both are float32.
         """
         assert self._kv_cache is not None, "bind the KV cache first"
         ops.write_kv(key, value, self._kv_cache, batch.slot_mapping)
@@ -61,4 +63,5 @@ class PagedAttention(torch.nn.Module):
             self.window,
             self.softcap,
             position_bias,
+            sinks,
         )

@@ -15,7 +15,7 @@ class CheckpointSlice:
 
     parameter: str
     index: Index | None = None  # None: all of it
-    is_transposed: bool = False  # the checkpoint holds [in_features, out_features]
+    is_transposed: bool = False  # the checkpoint holds [..., in_features, out_features]
     replaces: frozenset[str] = frozenset()  # the tensors that this one may stand for, all in one; then it is optional
 
 

@@ -89,6 +89,7 @@ class PreNormLayer(DecoderLayer):
             gate_up=gate_up,
             down=down,
             window=attention.attention.window,
+            is_rotated=attention.is_rotated,
         )
         shape = ops.StackShape(
             hidden_size=len(attention_norm.weight),

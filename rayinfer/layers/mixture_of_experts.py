@@ -15,7 +15,8 @@ from rayinfer_kernels import ops
 class MixtureOfExperts(torch.nn.Module, Shardable):
     """Each token goes to the `experts_per_token` experts that the router finds most probable.
 
-    Their outputs are weighted by these probabilities, which `renormalize` scales to a sum of 1.
+    Their outputs are weighted by these probabilities, which `renormalize` scales to a sum of 1. The router may have a
+    `bias`; `experts` are GatedExperts unless others are given.
     """
 
     def __init__(
@@ -26,10 +27,12 @@ class MixtureOfExperts(torch.nn.Module, Shardable):
         num_experts: int,
         experts_per_token: int,
         renormalize: bool,
+        bias: bool = False,
+        experts: "GatedExperts | None" = None,
     ) -> None:
         super().__init__()
-        self.gate = Linear(hidden_size, num_experts)
-        self.experts = GatedExperts(hidden_size, intermediate_size, num_experts)
+        self.gate = Linear(hidden_size, num_experts, bias=bias)
+        self.experts = experts or GatedExperts(hidden_size, intermediate_size, num_experts)
         self._experts_per_token = experts_per_token
         self._renormalize = renormalize
         self._group = UNSHARDED.group
@@ -89,5 +92,9 @@ class GatedExperts(torch.nn.Module, Shardable):
 
     def _compute(self, x: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
         """x [num_rows, hidden_size] sorted by expert -> the same shape; starts [number of experts here + 1]."""
-        hidden = ops.silu_and_mul(self.gate_up_proj.forward(x, starts))
+        hidden = self.gated(self.gate_up_proj.forward(x, starts))
         return self.down_proj.forward(hidden, starts)
+
+    def gated(self, stacked: torch.Tensor) -> torch.Tensor:
+        """Apply the gate to what `gate_up_proj` gives: [num_rows, 2 x intermediate_size] -> half as wide."""
+        return ops.silu_and_mul(stacked)

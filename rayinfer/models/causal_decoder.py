@@ -62,6 +62,11 @@ class CausalDecoder(torch.nn.Module, Shardable):
         """See Decoder."""
         return len(shard_heads(self.config.num_heads, self.config.num_kv_heads, self._shard.coordinates).key_value)
 
+    @property
+    def is_stacked(self) -> bool:
+        """Whether all layers run as one operation; known once it is prepared."""
+        return self._stack is not None
+
     def take_shard(self, shard: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: leave out what is for other stages, and keep a part of the head's vocabulary."""
         coordinates, head = shard.coordinates, self._head

@@ -79,7 +79,7 @@ def fill_model(
             if parameters[part.parameter].is_meta:
                 parameters[part.parameter] = _allocate(model, part.parameter, device)
             for piece in copies[name]:
-                source = tensor.T if part.is_transposed else tensor
+                source = tensor.mT if part.is_transposed else tensor
                 parameters[part.parameter][piece.target].copy_(source[piece.source])
             num_lacking[part.parameter] -= 1
             if not num_lacking[part.parameter]:
@@ -119,7 +119,7 @@ def read_parameters(folder: Path, names: Collection[str]) -> Iterator[ParameterS
     for name, tensor in checkpoint.tensors(slices):
         part = slices[name]
         shape, index = decoder.get_parameter(part.parameter).shape, () if part.index is None else part.index
-        yield ParameterSlice(tensor.T if part.is_transposed else tensor, part.parameter, shape, index)
+        yield ParameterSlice(tensor.mT if part.is_transposed else tensor, part.parameter, shape, index)
 
 
 def check_checkpoint(folder: Path) -> None:
@@ -162,7 +162,7 @@ def _match_tensors(decoder: torch.nn.Module, checkpoint: Checkpoint, folder: Pat
                 f"{folder}: tensor {name} is transposed in this architecture, and quantized: this is not supported"
             )
         shape = _slice_of(parameters[part.parameter], part).shape
-        wanted = tuple(reversed(shape) if part.is_transposed else shape)
+        wanted = (*shape[:-2], shape[-1], shape[-2]) if part.is_transposed else tuple(shape)
         if checkpoint.shape(name) != wanted:
             raise ModelLoadError(f"{folder}: tensor {name} has shape {checkpoint.shape(name)}, expected {wanted}")
         if not checkpoint.dtype(name).is_floating_point:

@@ -21,7 +21,11 @@ _FAMILY_DEFAULTS: Mapping[str, RawConfig] = MappingProxyType(
             "num_key_value_heads": 4,
             "head_dim": 256,
             "max_position_embeddings": 131_072,
-        }
+        },
+        "gpt_oss": {"rms_norm_eps": 1e-5},
+        "olmo2": {"rms_norm_eps": 1e-5},
+        "olmo3": {"rms_norm_eps": 1e-5},
+        "smollm3": {"tie_word_embeddings": True, "rope_theta": 2_000_000.0},
     }
 )
 _SHARED_FIELDS = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings")

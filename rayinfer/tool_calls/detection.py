@@ -11,6 +11,7 @@ _SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<|tool_call>",), "gemma"),
     (("<function=", "<parameter="), "qwen3_coder"),
     (("[TOOL_CALLS]",), "mistral"),
+    (("<function_calls>",), "olmo"),
     (("functools[",), "phi4_mini"),
     (("<|tool|>", "<|/tool|>"), "phi4_mini"),
     (("<|tool_call|>",), "granite"),

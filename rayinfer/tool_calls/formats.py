@@ -12,6 +12,7 @@ from rayinfer.tool_calls.other_calls import (
     read_deepseek_calls,
     read_gemma_call,
     read_mistral_calls,
+    read_olmo_calls,
     read_python_calls,
     read_xml_call,
 )
@@ -22,6 +23,7 @@ ToolFormatName = Literal[
     "llama3_json",
     "pythonic",
     "mistral",
+    "olmo",
     "gemma",
     "phi4_mini",
     "granite",
@@ -172,6 +174,10 @@ FORMATS: Mapping[str, ToolFormat] = {
             openers={"[TOOL_CALLS]": read_mistral_calls, "</s>": _drop},
             has_special_markers=True,
             has_short_ids=True,
+        ),
+        ToolFormat(
+            name="olmo",
+            openers={"<function_calls>": partial(read_olmo_calls, end="</function_calls>")},
         ),
         ToolFormat(
             name="gemma",

@@ -1,4 +1,4 @@
-"""Calls that are no JSON objects: XML, Python, Gemma's, Mistral's and DeepSeek's."""
+"""Calls that are no JSON objects: XML, Python, OLMo's, Gemma's, Mistral's and DeepSeek's."""
 
 import json
 from typing import Any
@@ -54,6 +54,23 @@ def read_python_calls(cursor: Cursor, calls: CallWriter) -> Reading[None]:
         if not reader.match(","):
             break
     if not reader.is_at_end:
+        raise NotACall
+    for name, arguments in found:
+        calls.add(name, json.dumps(arguments, ensure_ascii=False))
+    cursor.commit()
+
+
+def read_olmo_calls(cursor: Cursor, calls: CallWriter, end: str) -> Reading[None]:
+    """Read `f(a=1)` and `g()`, one behind the other, up to the end tag."""
+    text = yield from cursor.read_until(end, limit=MAX_CALL_CHARS)
+    yield from cursor.expect(end)
+    reader = LiteralReader(text)
+    found = []
+    while not reader.is_at_end:
+        name = reader.word()
+        reader.expect("(")
+        found.append((name, reader.members(")", "=")))
+    if not found:
         raise NotACall
     for name, arguments in found:
         calls.add(name, json.dumps(arguments, ensure_ascii=False))

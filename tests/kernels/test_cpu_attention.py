@@ -31,6 +31,8 @@ SHAPES = [
     Shape(num_heads=6, num_kv_heads=6, head_dim=16, scale=1.0, num_distances=300),
     Shape(num_distances=90, window=100, block_size=8),
     Shape(num_distances=1),
+    Shape(num_heads=8, num_kv_heads=2, has_sinks=True),
+    Shape(num_heads=8, num_kv_heads=1, head_dim=32, window=30, has_sinks=True),
 ]
 MIXED_LENGTHS = [1, 17, 300, 64, 65, 130]
 MIXED_SPANS = [(0, 0, 1), (1, 0, 17), (2, 299, 300), (3, 30, 64), (4, 64, 65), (5, 0, 130)]
@@ -49,7 +51,7 @@ def test_a_mixed_batch_equals_the_reference(kernels, dtype, cache_dtype, shape):
         torch.testing.assert_close(actual, expected, **TOLERANCES[dtype])
 
 
-@pytest.mark.parametrize("shape", [SHAPES[i] for i in (0, 2, 4, 8, 9, 11, 14, 15, 16)], ids=str)
+@pytest.mark.parametrize("shape", [SHAPES[i] for i in (0, 2, 4, 8, 9, 11, 14, 15, 16, 18)], ids=str)
 def test_every_instruction_set_equals_the_reference(isa_library, dtype, cache_dtype, shape):
     kernels = CpuKernels(isa_library.handle, dtype)
     batch = make_batch(shape, MIXED_LENGTHS, dtype, cache_dtype=cache_dtype)
@@ -81,7 +83,9 @@ def test_a_token_attends_alike_to_the_bit_alone_in_a_batch_in_any_chunks_and_on_
         assert torch.equal(together, whole[first:end])
 
 
-@pytest.mark.parametrize("shape", [Shape(), Shape(block_size=24, window=600), Shape(block_size=128)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [Shape(has_sinks=True), Shape(block_size=24, window=600), Shape(block_size=128)], ids=str
+)
 def test_few_long_contexts_are_shared_by_any_number_of_threads_without_a_change_of_a_bit(
     isa_library, dtype, cache_dtype, shape
 ):
@@ -128,6 +132,7 @@ def test_any_batch_of_any_shape_equals_the_reference(library, data):
         window=data.draw(st.none() | st.integers(1, 100)),
         softcap=data.draw(st.none() | st.floats(0.5, 60)),
         num_distances=data.draw(st.none() | st.integers(1, 200)),
+        has_sinks=data.draw(st.booleans()),
     )
     lengths = data.draw(st.lists(st.integers(1, 150), min_size=1, max_size=4))
     spans = [(i, data.draw(st.integers(0, length)), length) for i, length in enumerate(lengths)]

@@ -7,7 +7,7 @@ CASES = [
     StackCase(),
     StackCase(hidden=33, intermediate=41, num_heads=3, num_kv_heads=1, head_dim=10, rotary_dim=10),
     StackCase(num_heads=4, num_kv_heads=4, head_dim=24, rotary_dim=8, activation="gelu_tanh"),
-    StackCase(has_biases=True, windows=(20, None, 7)),
+    StackCase(has_biases=True, windows=(20, None, 7), unrotated=(1,)),
     StackCase(has_head_norms=True, num_heads=8, num_kv_heads=1, eps=1e-3),
     StackCase(hidden=288, intermediate=768, num_heads=9, num_kv_heads=3, head_dim=32, rotary_dim=32),
 ]
@@ -26,7 +26,7 @@ def test_layers_as_one_operation_equal_the_plainest_torch(kernels, dtype, case, 
     check_equal(kernels, case, dtype, has_small_cache)
 
 
-@pytest.mark.parametrize("case", [CASES[1], CASES[2]], ids=str)
+@pytest.mark.parametrize("case", [CASES[1], CASES[2], CASES[3]], ids=str)
 @pytest.mark.parametrize("has_small_cache", [False, True])
 def test_every_instruction_set_computes_the_same_layers(isa_kernels, dtype, case, has_small_cache):
     check_equal(isa_kernels, case, dtype, has_small_cache)

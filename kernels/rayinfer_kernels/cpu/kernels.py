@@ -16,6 +16,7 @@ from rayinfer_kernels.cpu.arguments import (
     check_rotation,
     check_shape,
     check_slots,
+    check_vector,
     check_weight,
     dense_last,
     vector,
@@ -55,7 +56,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "moe_combine": (_POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE, c_int),
     "paged_attention": (
         *(*_STRIDED_HEADS, _POINTER, *_CACHE, _POINTER, _SIZE, _POINTER, _POINTER),
-        *(_SIZE, _SIZE, _SIZE, c_float, _SIZE, c_float, _POINTER, _SIZE, c_int),
+        *(_SIZE, _SIZE, _SIZE, c_float, _SIZE, c_float, _POINTER, _SIZE, _POINTER, c_int),
     ),
     "rms_norm": (*(_POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER), _SIZE, _SIZE, c_float, c_int, c_int),
     "layer_norm": (_POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, c_float, c_int),
@@ -273,6 +274,7 @@ class CpuKernels:
         window: int | None = None,
         softcap: float | None = None,
         position_bias: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `ops.paged_attention`."""
         query = dense_last(query, self.dtype, 3)
@@ -283,13 +285,15 @@ class CpuKernels:
         )
         cache = check_cache(kv_cache, head_dim, self.dtype)
         check_attention(kv_cache, num_heads, window)
+        check_vector("sinks", sinks, num_heads, torch.float32)
         self._checks.check_requests(block_tables, cu_seqlens_q, seq_lens, num_tokens, kv_cache, window or 0)
         self._paged_attention(
             *(query.data_ptr(), query.stride(0), query.stride(1), out.data_ptr()),
             *cache_arguments(cache),
             *(block_tables.data_ptr(), block_tables.shape[1], cu_seqlens_q.data_ptr(), seq_lens.data_ptr()),
             *(len(seq_lens), num_heads, head_dim),
-            *(scale, window or 0, softcap or 0.0, *bias_arguments(position_bias, num_heads), torch.get_num_threads()),
+            *(scale, window or 0, softcap or 0.0, *bias_arguments(position_bias, num_heads)),
+            *(None if sinks is None else sinks.data_ptr(), torch.get_num_threads()),
         )
         return out
 

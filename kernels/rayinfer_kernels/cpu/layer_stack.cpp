@@ -22,6 +22,7 @@ struct LayerArgument {
     float *key_scales, *value_scales;                               // null: the cache is of the model's type
     const LowRankAdapter *qkv_adapters, *output_adapters, *gate_up_adapters, *down_adapters;  // by slot; null: none
     int64_t window;                                                                           // 0: none
+    int64_t is_rotated;                                                                       // 0: without rotary positions
 };
 
 struct StackArgument {
@@ -212,7 +213,7 @@ class LayerStack {
                              stack_.num_kv_heads, stack_.block_size, stack_.padded_dim};
         prepare_heads(layer, cache, thread);
         wait();
-        const AttentionLayer<E> attention{cache, stack_.scale, stack_.softcap, nullptr, 0};
+        const AttentionLayer<E> attention{cache, stack_.scale, stack_.softcap, nullptr, 0, nullptr};
         const Heads<float> query{heads_, heads_width(), stack_.head_dim};
         auto run = [&](auto put_rows) {
             workspace_.workers[thread.index]->run(
@@ -236,16 +237,17 @@ class LayerStack {
 
     // Norms over heads, rotation, and new keys and values into the cache.
     void prepare_heads(const LayerArgument& layer, const Cache<E>& cache, ThreadRange thread) {
-        const int64_t dim = stack_.head_dim, num_rotated = stack_.num_heads + stack_.num_kv_heads;
+        const int64_t dim = stack_.head_dim, num_prepared = stack_.num_heads + stack_.num_kv_heads;
         const Range tokens = thread.of(step_.num_tokens);
         for (int64_t token = tokens.begin; token < tokens.end; ++token) {
             float* row = heads_ + token * heads_width();
             const int64_t angle = step_.positions[token] * stack_.rotary_dim;
-            for (int64_t head = 0; head < num_rotated; ++head) {
+            for (int64_t head = 0; head < num_prepared; ++head) {
                 float* at = row + head * dim;
                 const void* norm = head < stack_.num_heads ? layer.query_norm : layer.key_norm;
                 if (norm != nullptr) rms_norm(at, (const T*)norm, dim, stack_.eps, at);
-                rotate(at, (const T*)stack_.cos + angle, (const T*)stack_.sin + angle, stack_.rotary_dim);
+                if (layer.is_rotated)
+                    rotate(at, (const T*)stack_.cos + angle, (const T*)stack_.sin + angle, stack_.rotary_dim);
             }
             const float *key = row + query_width(), *value = key + kv_width();
             for (int64_t head = 0; head < stack_.num_kv_heads; ++head)

@@ -36,7 +36,7 @@ class LayerArgument(ctypes.Structure):
         *((f"{name}_bias", c_void_p) for name in ("qkv", "output", "gate_up", "down")),
         *((name, c_void_p) for name in ("key", "value", "key_scales", "value_scales")),
         *((f"{name}_adapters", _ADAPTERS) for name in ("qkv", "output", "gate_up", "down")),
-        ("window", c_int64),
+        *((name, c_int64) for name in ("window", "is_rotated")),
     )
 
 
@@ -164,7 +164,7 @@ class CpuLayerStack:
 
 
 def _argument(layer: LayerWeights) -> LayerArgument:
-    argument = LayerArgument(window=layer.window or 0)
+    argument = LayerArgument(window=layer.window or 0, is_rotated=layer.is_rotated)
     for name in ("attention_norm", "feed_forward_norm", "query_norm", "key_norm"):
         norm: torch.Tensor | None = getattr(layer, name)
         setattr(argument, name, None if norm is None else norm.data_ptr())

@@ -9,6 +9,7 @@ from rayinfer_kernels.gpu.paged_cache import PagedKVCache
 
 LOG2_E = 1.4426950408889634
 NO_WINDOW = 1 << 30
+SCORE_FACTOR = tl.constexpr(LOG2_E)  # of scores that are no products
 _IS_INTERPRETED = tl.constexpr(IS_INTERPRETED)
 _PAIRS_SCALE = tl.constexpr(2.0**-8)
 NOTHING_SEEN = tl.constexpr(-1.0e30)  # instead of minus infinity, whose difference with itself is no number

@@ -6,6 +6,7 @@ from rayinfer_kernels.gpu.arrival_counters import arrival_counters
 from rayinfer_kernels.gpu.attention_tiles import (
     NO_WINDOW,
     NOTHING_SEEN,
+    SCORE_FACTOR,
     attend_tiles,
     check_query,
     dot_type,
@@ -43,23 +44,23 @@ def decode_attention(
     max_context: int | None = None,
     *,
     num_splits: int | None = None,
+    sinks: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     num_multiprocessors: int = NUM_MULTIPROCESSORS,
 ) -> torch.Tensor:
     """Attend with the last token of each request: query [num_requests, num_heads, head_dim] -> the same shape.
 
-    block_tables int32 [num_requests, max_blocks], seq_lens int32 [num_requests], the last token included; a
-    request without context gets zeros. `max_context` says how long one can be, by default as the tables allow. From it
-    and the shapes follows `num_splits`, a power of two, unless it is given: then a request's result is the same bits
-    in any batch. Nothing is read back from the device. Results go to `out`, if given. An e4m3 value NaN counts as 480.
+    block_tables int32 [num_requests, max_blocks]; seq_lens int32 [num_requests], the last token included; sinks float32
+    [num_heads]. A request without context gets zeros. `max_context` says how long one can be, by default as the tables
+    allow. From it and the shapes follows `num_splits`, a power of two, unless it is given: then a request's result is
+    the same bits in any batch. Nothing is read back from the device. Results go to `out`. An e4m3 NaN counts as 480.
     """
     num_requests, num_heads, head_dim = (query := check_query(query, cache)).shape
     max_context = max_context or block_tables.shape[1] * cache.block_size
     num_programs = None if num_splits else num_requests * cache.num_kv_heads  # without splits
     least = MIN_SPLIT_TOKENS if num_splits else least_split(num_requests, cache.num_kv_heads, num_multiprocessors)
     num_splits = num_splits or num_splits_for(num_requests, cache.num_kv_heads, max_context, num_multiprocessors)
-    if num_splits & (num_splits - 1):
-        raise ValueError(f"num_splits must be a power of two, got {num_splits}")
+    _check_power_of_two(num_splits)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device) if out is None else out
     if num_requests == 0:
         return out
@@ -67,13 +68,13 @@ def decode_attention(
         *(num_heads // cache.num_kv_heads, head_dim, cache.key.dtype.itemsize, query.dtype.itemsize, cache.block_size),
         *(num_programs, num_multiprocessors),
     )
-    window = NO_WINDOW if window is None else window
     _attend_split[(cache.num_kv_heads, num_requests, num_splits)](
         *(query, query.stride(0), query.stride(1), cache.key, cache.value),
-        *(block_tables, block_tables.stride(0), seq_lens, window, *score_factors(scale, softcap), out),
-        *_new_partial_results(query, num_splits, cache.num_kv_heads),
+        *(block_tables, block_tables.stride(0), seq_lens, window or NO_WINDOW, *score_factors(scale, softcap)),
+        *(sinks, out, *_new_partial_results(query, num_splits, cache.num_kv_heads)),
         max(least, tuning.tile_tokens),
         HAS_SOFTCAP=softcap is not None,
+        HAS_SINKS=sinks is not None,
         GROUP=num_heads // cache.num_kv_heads,
         ROWS=tuning.num_rows,
         NUM_KV_HEADS=cache.num_kv_heads,
@@ -92,6 +93,11 @@ def decode_attention(
         num_warps=tuning.num_warps,
     )
     return out
+
+
+def _check_power_of_two(num_splits: int) -> None:
+    if num_splits & (num_splits - 1):
+        raise ValueError(f"num_splits must be a power of two, got {num_splits}")
 
 
 def splits_bytes(num_requests: int, num_heads: int, num_kv_heads: int, head_dim: int, max_context: int) -> int:
@@ -133,12 +139,14 @@ def _attend_split(
     window,
     scale,
     softcap,
+    sinks,  # [NUM_KV_HEADS x GROUP]
     out,  # [num_requests, num_heads, HEAD_DIM]
     parts,  # [num_requests, num_heads, num_splits, HEAD_DIM]
     sums,  # [num_requests, num_heads, num_splits, 2]
     counters,  # [num_requests, NUM_KV_HEADS], zeros before and after
     min_tokens,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -176,6 +184,9 @@ def _attend_split(
     offsets = request.to(tl.int64) * token_stride + heads[:, None] * head_stride + channels[None, :]
     query = tl.load(query_rows + offsets, mask=is_number, other=0.0)
     acc, highest, total = nothing_seen(ROWS, WIDTH)
+    if HAS_SINKS:  # the first split counts them
+        sink = tl.load(sinks + heads, mask=rows < GROUP, other=0.0) * SCORE_FACTOR
+        highest, total = tl.where(split == 0, sink, highest), tl.where(split == 0, 1.0, total)
     acc, highest, total = attend_tiles(
         query.to(DOT_TYPE), acc, highest, total, tl.full([ROWS], 0, tl.int32) + context - 1, key_cache, value_cache,
         table, begin, end, context - window, kv_head, window, scale, softcap, False, HAS_SOFTCAP, NUM_KV_HEADS,

@@ -80,15 +80,17 @@ class GpuKernels:
         window: int | None = None,
         softcap: float | None = None,
         position_bias: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `ops.paged_attention`; every request has a new token."""
         if position_bias is not None:
             arguments = (query, kv_cache, block_tables, cu_seqlens_q, seq_lens, scale, window, softcap)
-            return reference.paged_attention(*arguments, position_bias)
+            return reference.paged_attention(*arguments, position_bias, sinks)
         cache = _paged(kv_cache)
         if len(query) == len(seq_lens):
-            return decode_attention(query, cache, block_tables, seq_lens, scale, window, softcap)
-        return prefill_attention(query, cache, block_tables, cu_seqlens_q, seq_lens, scale, window, softcap)
+            return decode_attention(query, cache, block_tables, seq_lens, scale, window, softcap, sinks=sinks)
+        arguments = (query, cache, block_tables, cu_seqlens_q, seq_lens, scale, window, softcap)
+        return prefill_attention(*arguments, sinks=sinks)
 
     def gate(self, stacked: torch.Tensor, activation: str) -> torch.Tensor:
         """Gate the second half of each row by the first."""

@@ -36,6 +36,7 @@ class GpuLayerStack:
         self._gate = silu_and_mul if shape.activation == "silu" else gelu_tanh_and_mul
         self._caches: list[PagedKVCache] = []
         self._cos = self._sin = last_norm.new_empty(0, 0)
+        self._unrotated = self._cos, self._sin
 
     def bind(self, kv_caches: Sequence[KVCache], cos: torch.Tensor, sin: torch.Tensor) -> None:
         """See LayerStack."""
@@ -45,6 +46,8 @@ class GpuLayerStack:
         if cos.shape[1] > self._shape.head_dim:
             raise ValueError(f"rotary_dim must be even and at most head_dim={self._shape.head_dim}, got {cos.shape[1]}")
         self._caches, self._cos, self._sin = paged, cos.contiguous(), sin.contiguous()
+        if not all(layer.is_rotated for layer in self._layers):
+            self._unrotated = torch.ones_like(self._cos), torch.zeros_like(self._sin)
 
     def run(self, x: torch.Tensor, step: StepTensors) -> torch.Tensor:
         """See LayerStack."""
@@ -75,8 +78,9 @@ class GpuLayerStack:
 
     def _attend(self, qkv: torch.Tensor, layer: LayerWeights, cache: PagedKVCache, step: StepTensors) -> torch.Tensor:
         shape = self._shape
+        angles = (self._cos, self._sin) if layer.is_rotated else self._unrotated
         query = rope_and_write(
-            *(qkv, shape.num_heads, shape.num_kv_heads, self._cos, self._sin, step.positions, step.slot_mapping, cache),
+            *(qkv, shape.num_heads, shape.num_kv_heads, *angles, step.positions, step.slot_mapping, cache),
             *(layer.query_norm, layer.key_norm, shape.eps),
         )
         tables, lengths, window = step.block_tables, step.seq_lens, layer.window

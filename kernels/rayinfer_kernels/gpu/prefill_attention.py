@@ -4,6 +4,7 @@ import torch
 
 from rayinfer_kernels.gpu.attention_tiles import (
     NO_WINDOW,
+    SCORE_FACTOR,
     attend_tiles,
     check_query,
     dot_type,
@@ -26,6 +27,7 @@ def prefill_attention(
     softcap: float | None = None,
     *,
     max_query: int | None = None,
+    sinks: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend causally from each request's last tokens: query [num_tokens, num_heads, head_dim] -> the same shape.
@@ -33,8 +35,8 @@ def prefill_attention(
     Request i's tokens are those from cu_seqlens_q[i] to cu_seqlens_q[i + 1] (int32 [num_requests + 1]), maybe none, the
     first row of the query being cu_seqlens_q[0]; its keys are in the cache, seq_lens[i] of them (int32), the new
     ones included. Rows that belong to no request are not written. `max_query` says how many tokens a request has at
-    most, by default all. Nothing is read back from the device: every program finds its request itself. Results go to
-    `out`, in one piece, where it is given.
+    most, by default all. sinks float32 [num_heads] are as in `ops.paged_attention`. Nothing is read back from the
+    device: every program finds its request itself. Results go to `out`, in one piece, where it is given.
     """
     query = check_query(query, cache)
     num_tokens, num_heads, head_dim = query.shape
@@ -49,9 +51,10 @@ def prefill_attention(
     num_tiles = num_tokens // tile_queries + num_requests
     _attend_chunk[(num_tiles, cache.num_kv_heads)](
         *(query, query.stride(0), query.stride(1), cache.key, cache.value, block_tables, block_tables.stride(0)),
-        *(cu_seqlens_q, seq_lens, num_requests, NO_WINDOW if window is None else window, *factors, out),
+        *(cu_seqlens_q, seq_lens, num_requests, NO_WINDOW if window is None else window, *factors, sinks, out),
         HAS_WINDOW=window is not None,
         HAS_SOFTCAP=softcap is not None,
+        HAS_SINKS=sinks is not None,
         GROUP=group,
         ROWS=tuning.num_rows,
         TILE_QUERIES=tile_queries,
@@ -104,9 +107,11 @@ def _attend_chunk(
     window,
     scale,
     softcap,
+    sinks,  # [NUM_KV_HEADS x GROUP]
     out,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     TILE_QUERIES: tl.constexpr,
@@ -135,6 +140,8 @@ def _attend_chunk(
     last_seen = tokens + before_queries
     first_seen = position - window + 1  # by the first row, the others see less
     acc, highest, total = nothing_seen(ROWS, WIDTH)
+    if HAS_SINKS:
+        highest, total = tl.load(sinks + heads) * SCORE_FACTOR, total + 1.0
     table = block_tables + request.to(tl.int64) * table_stride
     begin = tl.maximum(first_seen, 0) // TILE * TILE
     if not HAS_WINDOW:  # what every row sees whole needs no masks

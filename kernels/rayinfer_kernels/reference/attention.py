@@ -20,6 +20,7 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     position_bias: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend causally from each request's last tokens to all of its tokens in the cache.
 
@@ -43,7 +44,10 @@ def paged_attention(
             scores += position_bias[:, distance.clamp(0, position_bias.shape[1] - 1)]
         hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
         hidden = hidden.to(scores.device)
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if sinks is not None:  # one more column, without a value
+            scores = torch.cat((scores, sinks[:, None, None].expand(-1, len(hidden), 1)), -1)
+        weights = scores.softmax(-1)[..., :length]
         attended = _visible_mean(weights, value.repeat_interleave(group, 0), hidden)
         out[starts[i] : starts[i + 1]] = attended.transpose(0, 1).to(out.dtype)
     return out

@@ -18,10 +18,7 @@ from rayinfer.models.config_fields import RawConfig, count, flag, number
 from rayinfer.models.model_config import ModelConfig
 from rayinfer.models.rope_settings import read_rope
 from rayinfer.models.sliding_windows import GLOBAL, SLIDING, layer_kinds
-
-# Checkpoints that read images, too, keep the language model behind one of these names, and the rest beside it.
-_LANGUAGE_MODEL = {"model.language_model.": "model.", "language_model.": ""}
-_IMAGE_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+from rayinfer.models.text_part import name_in_language_model
 
 
 class Gemma3Layer(DecoderLayer):
@@ -61,12 +58,8 @@ class Gemma3ForCausalLM(CausalDecoder):
 
     def known_name(self, tensor_name: str) -> str | None:
         """Strip what checkpoints that read images, too, put before the names; their other parts are not used."""
-        if tensor_name.startswith(_IMAGE_PARTS):
-            return None
-        for prefix, ours in _LANGUAGE_MODEL.items():
-            if tensor_name.startswith(prefix):
-                tensor_name = ours + tensor_name.removeprefix(prefix)
-        return super().known_name(tensor_name)
+        name = name_in_language_model(tensor_name)
+        return None if name is None else super().known_name(name)
 
     def prepare(
         self, dtype: torch.dtype, device: torch.device, max_positions: int, longest_sequence: int | None = None

@@ -38,14 +38,16 @@ def attend(batch, rows=slice(None), **settings):
     window_and_softcap=[(None, None), (48, 10.0)],
     num_splits=[None, 1, 4],
     strided=[False, True],
+    has_sinks=[False, True],
 )
 def test_it_equals_the_reference(case, device):
     case = dict(case)
     contexts, num_splits = CONTEXTS[case.pop("contexts")], case.pop("num_splits")
-    window, softcap = case.pop("window_and_softcap")
+    (window, softcap), has_sinks = case.pop("window_and_softcap"), case.pop("has_sinks")
     batch = batch_of(contexts, device, **case)
-    actual = attend(batch, window=window, softcap=softcap, num_splits=num_splits)
-    assert_near(actual, batch.expected(window, softcap), case["types"][0])
+    sinks = batch.sinks() if has_sinks else None
+    actual = attend(batch, window=window, softcap=softcap, num_splits=num_splits, sinks=sinks)
+    assert_near(actual, batch.expected(window, softcap, sinks), case["types"][0])
     assert actual.is_contiguous()
     assert not actual[batch.seq_lens == 0].any()
 

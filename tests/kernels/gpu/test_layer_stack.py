@@ -24,6 +24,7 @@ def on(device, step):
 @pytest.mark.axes(
     heads=[(1, 1, 24, 8), (4, 2, 16, 16), (3, 1, 16, 8)],
     windows=[(None,), (2, None)],
+    unrotated=[(), (0,)],
     has_biases=[False, True],
     has_head_norms=[False, True],
     activation=["silu", "gelu_tanh"],

@@ -41,15 +41,18 @@ def attend(batch, **settings):
     requests=list(REQUESTS),
     window_and_softcap=[(None, None), (20, None), (None, 10.0)],
     strided=[False, True],
+    has_sinks=[False, True],
     knows_longest=[False, True],
 )
 def test_it_equals_the_reference(case, device):
     case = dict(case)
     requests, (window, softcap) = REQUESTS[case.pop("requests")], case.pop("window_and_softcap")
     longest = max(new for _, new in requests) if case.pop("knows_longest") else None
+    has_sinks = case.pop("has_sinks")
     batch = batch_of(requests, device, **case)
-    actual = attend(batch, window=window, softcap=softcap, max_query=longest)
-    assert_near(actual, batch.expected(window, softcap), case["types"][0])
+    sinks = batch.sinks() if has_sinks else None
+    actual = attend(batch, window=window, softcap=softcap, max_query=longest, sinks=sinks)
+    assert_near(actual, batch.expected(window, softcap, sinks), case["types"][0])
     assert actual.is_contiguous()
 
 

@@ -1,6 +1,6 @@
 """Runs of a decoder over a small paged cache without an engine, for comparison with transformers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,11 @@ class DecoderRun:
             logits.append(self.feed((sequence, token_ids[-1:]))[0])
             token_ids.append(int(logits[-1].argmax()))
         return GreedyTokens(token_ids[:-1], torch.cat(logits))
+
+
+def num_decoded_of(variation: str, variations: Mapping[str, Any]) -> int:
+    """How many tokens are decoded: 64 for the first of an architecture's variations, some for each of the others."""
+    return 64 if variation == next(iter(variations)) else 8
 
 
 def assert_decodes_like_transformers(folder: Path, *, prompt: list[int] = PROMPT, num_decoded: int = 64) -> None:

@@ -22,6 +22,7 @@ class Shape:
     softcap: float | None = None
     scale: float = field(default=0.2)
     num_distances: int | None = None  # None: no position bias
+    has_sinks: bool = False
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Batch:
     seq_lens: list[int]
     queries: list[torch.Tensor]  # per request [context_length, num_heads, head_dim]
     position_bias: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
 
     def attend(self, kernels, spans: Sequence[tuple[int, int, int]]) -> list[torch.Tensor]:
         """One step: spans of (request, first, last + 1); returns each span's result, in float32."""
@@ -50,6 +52,7 @@ class Batch:
             self.shape.window,
             self.shape.softcap,
             self.position_bias,
+            self.sinks,
         )
         return [out[starts[i] : starts[i + 1]].float() for i in range(len(spans))]
 
@@ -84,7 +87,8 @@ def make_batch(
         query = torch.randn(length, shape.num_heads, shape.head_dim, generator=generator)
         queries.append(query.to(dtype))
     bias = shape.num_distances and torch.randn(shape.num_heads, shape.num_distances, generator=generator)
-    return Batch(shape, kv_cache, block_tables, seq_lens, queries, bias)
+    sinks = 3 * torch.randn(shape.num_heads, generator=generator) if shape.has_sinks else None
+    return Batch(shape, kv_cache, block_tables, seq_lens, queries, bias, sinks)
 
 
 def spoil_unseen(batch: Batch, spans: Sequence[tuple[int, int, int]], chance: random.Random) -> dict[int, list[int]]:

@@ -35,6 +35,7 @@ class StackCase:
     head_dim: int = 16
     rotary_dim: int = 16
     windows: tuple[int | None, ...] = (None, None)
+    unrotated: tuple[int, ...] = ()  # layers without rotary positions
     has_biases: bool = False
     has_head_norms: bool = False
     activation: str = "silu"
@@ -164,18 +165,16 @@ class RandomStack:
     def expected(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Return what the layers make of x, in float32."""
         sums = x.float()
-        for weights, window, cache in zip(self.layers, self.case.windows, self.plain_caches, strict=True):
-            sums = sums + self._attend(weights, window, cache, sums, step)
+        for number, weights in enumerate(self.layers):
+            sums = sums + self._attend(number, weights, sums, step)
             normed = reference.rms_norm(sums, weights["feed_forward_norm"].float(), self.case.eps)
             stacked = self._multiply(weights, "gate_up", normed)
             gate = reference.silu_and_mul if self.case.activation == "silu" else reference.gelu_tanh_and_mul
             sums = sums + self._multiply(weights, "down", gate(stacked))
         return reference.rms_norm(sums, self.last_norm.float(), self.case.eps)
 
-    def _attend(
-        self, weights: dict[str, torch.Tensor], window: int | None, cache: KVCache, sums: torch.Tensor, step: Step
-    ) -> torch.Tensor:
-        case = self.case
+    def _attend(self, number: int, weights: dict[str, torch.Tensor], sums: torch.Tensor, step: Step) -> torch.Tensor:
+        case, cache = self.case, self.plain_caches[number]
         query_width, kv_width = case.widths
         normed = reference.rms_norm(sums, weights["attention_norm"].float(), case.eps)
         parts = self._multiply(weights, "qkv", normed).split([query_width, kv_width, kv_width], -1)
@@ -183,11 +182,12 @@ class RandomStack:
         if case.has_head_norms:
             query = reference.rms_norm(query, weights["query_norm"].float(), case.eps)
             key = reference.rms_norm(key, weights["key_norm"].float(), case.eps)
-        query, key = self._turned(query, step), self._turned(key, step)
+        if number not in case.unrotated:
+            query, key = self._turned(query, step), self._turned(key, step)
         reference.write_kv(key, value, cache, step.slot_mapping)
         attended = reference.paged_attention(
             *(query, cache, step.block_tables, step.cu_seqlens_q, step.seq_lens),
-            *(case.head_dim**-0.5, window),
+            *(case.head_dim**-0.5, case.windows[number]),
         )
         return self._multiply(weights, "output", attended.flatten(1))
 
@@ -238,6 +238,7 @@ class RandomStack:
             gate_up=linear(weights, "gate_up"),
             down=linear(weights, "down"),
             window=self.case.windows[number],
+            is_rotated=number not in self.case.unrotated,
         )
 
     def _norm(self, width: int) -> torch.Tensor:

@@ -25,11 +25,17 @@ class PagedBatch:
     seq_lens: torch.Tensor
     scale: float
 
-    def expected(self, window: int | None = None, softcap: float | None = None) -> torch.Tensor:
+    def sinks(self) -> torch.Tensor:
+        """Scores of a sink for each head, some of which take most of the weight."""
+        return torch.arange(self.query.shape[1], dtype=torch.float32, device=self.query.device) % 5 - 1
+
+    def expected(
+        self, window: int | None = None, softcap: float | None = None, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return what the reference gives, in float32 throughout."""
         lengths = (self.cu_seqlens_q, self.seq_lens)
         batch = (self.query.float(), self.cache, self.block_tables, *lengths, self.scale)
-        return reference.paged_attention(*batch, window, softcap)
+        return reference.paged_attention(*batch, window, softcap, sinks=sinks)
 
 
 def make_batch(

@@ -95,8 +95,8 @@ def make_tiny_model(folder: Path, config: PreTrainedConfig, *, seed: int = 0) ->
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.dim() == 1:
+            for name, parameter in model.named_parameters():
+                if parameter.dim() == 1 or name.endswith("_bias"):  # experts have a bias each
                     parameter += 0.3 * torch.randn(parameter.shape)
     model.save_pretrained(folder)
     return folder

@@ -17,6 +17,7 @@ ADD = {"a": 1.5, "b": -2}
 _W, _A = json.dumps(WEATHER, ensure_ascii=False), json.dumps(ADD)
 _W_OBJECT, _A_OBJECT = f'{{"name": "get_weather", "arguments": {_W}}}', f'{{"name": "add", "arguments": {_A}}}'
 _PYTHON = "get_weather(city='Saint-Étienne \"Nord\" }]', days=3, units={'wind': ['km/h', 'm/s']}), add(a=1.5, b=-2)"
+_LINES = _PYTHON.replace(", add", "\nadd")
 _Q = '<|"|>'
 _GEMMA = f'{{city:{_Q}Saint-Étienne "Nord" }}]{_Q},days:3,units:{{wind:[{_Q}km/h{_Q},{_Q}m/s{_Q}]}}}}'
 _XML = """<tool_call>
@@ -102,6 +103,15 @@ RECORDINGS = (
     Recording("pythonic", "pythonic", f"[{_PYTHON}]<|eot_id|>"),
     Recording("llama4", "pythonic", f"Sure.<|python_start|>[{_PYTHON}]<|python_end|><|eom|>", text="Sure."),
     Recording("pythonic answer", "pythonic", "[see (1)] x(a=1)", (), text="[see (1)] x(a=1)"),
+    Recording(
+        "olmo3",
+        "olmo",
+        f"I look.\n<function_calls>\n{_LINES}\n</function_calls>",
+        text="I look.",
+    ),
+    Recording(
+        "olmo3 without calls", "olmo", "<function_calls></function_calls>", (), text="<function_calls></function_calls>"
+    ),
     Recording("mistral list", "mistral", f"[TOOL_CALLS][{_W_OBJECT}, {_A_OBJECT}]</s>"),
     Recording(
         "mistral",

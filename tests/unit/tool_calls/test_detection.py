@@ -12,6 +12,7 @@ from rayinfer.tool_calls.detection import begins_in_reasoning, detect_format, de
         ("{{ '<|python_tag|>' }} ... \"parameters\"", "llama3_json"),
         ("{% if tools %}<|python_start|>{% endif %}", "pythonic"),
         ("[AVAILABLE_TOOLS]{{ tools }}[/AVAILABLE_TOOLS][TOOL_CALLS]", "mistral"),
+        ("<functions></functions> <function_calls>", "olmo"),
         ("<start_function_call>call:", "gemma"),
         ("<|tool_call>call:", "gemma"),
         ("<|tool|>' + message['tools'] + '<|/tool|>", "phi4_mini"),

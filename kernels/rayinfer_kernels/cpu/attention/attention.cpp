@@ -25,7 +25,8 @@ void attend(const AttentionStep& step, const AttentionLayer<E>& layer, Heads<T> 
         float* key_scales, float* value_scales, int64_t num_kv_heads, int64_t block_size, int64_t padded_dim,          \
         const int32_t* block_tables, int64_t block_table_stride, const int32_t* cu_seqlens_q,                          \
         const int32_t* seq_lens, int64_t num_requests, int64_t num_heads, int64_t head_dim, float scale,        \
-        int64_t window, float softcap, const float* position_bias, int64_t num_distances, int num_threads) {           \
+        int64_t window, float softcap, const float* position_bias, int64_t num_distances, const float* sinks,          \
+        int num_threads) {                                                                                             \
         using namespace rayinfer;                                                                                      \
         const AttentionStep step{block_tables, block_table_stride, cu_seqlens_q, seq_lens, num_requests,        \
                                  num_heads,    num_kv_heads,       head_dim,     block_size,      window};             \
@@ -33,7 +34,8 @@ void attend(const AttentionStep& step, const AttentionLayer<E>& layer, Heads<T> 
         auto run = [&](auto* keys, auto* values) {                                                                     \
             using E = std::remove_pointer_t<decltype(keys)>;                                                           \
             const Cache<E> cache{keys, values, key_scales, value_scales, num_kv_heads, block_size, padded_dim};        \
-            attend<T, E>(step, {cache, scale, softcap, position_bias, num_distances}, heads, (T*)out, num_threads);    \
+            const AttentionLayer<E> layer{cache, scale, softcap, position_bias, num_distances, sinks};                 \
+            attend<T, E>(step, layer, heads, (T*)out, num_threads);                                                    \
         };                                                                                                             \
         if (key_scales != nullptr) return run((int8_t*)key, (int8_t*)value);                                           \
         run((T*)key, (T*)value);                                                                                       \

@@ -27,6 +27,7 @@ struct AttentionLayer {
     float softcap;               // 0: none
     const float* position_bias;  // [num_heads, num_distances], by how far back a token lies; null: none
     int64_t num_distances;
+    const float* sinks;  // [num_heads], scores of a token without a value; null: none
 };
 
 // Queries, keys or values, in float32 or in the model's type: [num_tokens, num_heads, head_dim].
@@ -105,6 +106,7 @@ class TileWorker {
     void fetch_next_keys(int64_t first) const;
     void score_rows(int64_t row, int64_t num_rows, int64_t first_piece, int64_t num_pieces, bool fetches_values);
     void change_scores(int64_t row, int64_t start, int64_t num_vectors, float* scores) const;
+    void add_sinks(RowStates states) const;
     float weigh_row(int64_t row, int64_t start, int64_t num_vectors, float* scores, RowStates states);
     // The part of a range of tokens that the rows of the token at a position see.
     TokenRange visible_at(int64_t position, TokenRange range) const;

@@ -79,10 +79,25 @@ const float* TileWorker<E>::attend(const Tile& tile) {
             fold(states, part, num_rows_);
         }
     }
+    if (layer_.sinks != nullptr) add_sinks(states);
     for (int64_t row = 0; row < num_rows_; ++row)
         for (int64_t d = 0; d < step_.padded_dim(); d += kWidth)
             store(states.sums(row) + d, load(states.sums(row) + d) / *states.total(row));
     return states.data;
+}
+
+// Adds what each head's sink takes of the weights to the totals of complete rows.
+template <class E>
+void TileWorker<E>::add_sinks(RowStates states) const {
+    const int64_t group = step_.group();
+    for (int64_t row = 0; row < num_rows_; ++row) {
+        const float sink = layer_.sinks[tile_.kv_head * group + row % group] * kLog2e;
+        const float before = states.most(row), most = std::max(before, sink);
+        const float decay = decay_of(before, most);
+        *states.total(row) = *states.total(row) * decay + decay_of(sink, most);
+        for (int64_t d = 0; d < step_.padded_dim(); d += kWidth)
+            store(states.sums(row) + d, load(states.sums(row) + d) * decay);
+    }
 }
 
 template <class E>
