@@ -38,13 +38,13 @@ def random_table(num_slots, outputs, inputs, dtype, *, is_gated=False):
 
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 @pytest.mark.parametrize("num_rows", [0, 1, 5, 40])
-def test_terms_equal_changed_weights(kernels, dtype, outputs, inputs, num_rows):
+def test_terms_equal_changed_weights(isa_kernels, dtype, outputs, inputs, num_rows):
     weight, bias = (torch.randn(outputs, inputs) * inputs**-0.5).to(dtype), torch.randn(outputs).to(dtype)
     table, changes = random_table(3, outputs, inputs, dtype)
     slots = np.arange(num_rows) % 4 - 1
     x, low_rank = torch.randn(num_rows, inputs).to(dtype), LowRank(table, TokenSlots(slots, CPU))
-    got = kernels.packed_linear(x, pack(weight.clone()), bias, low_rank)
-    plain = kernels.packed_linear(x, pack(weight.clone()), bias)
+    got = isa_kernels.packed_linear(x, pack(weight.clone()), bias, low_rank)
+    plain = isa_kernels.packed_linear(x, pack(weight.clone()), bias)
     for row, slot in enumerate(slots):
         if slot < 0:
             assert torch.equal(got[row], plain[row])
@@ -57,15 +57,15 @@ def test_terms_equal_changed_weights(kernels, dtype, outputs, inputs, num_rows):
 
 
 @pytest.mark.parametrize("outputs", [16, 41])
-def test_terms_of_both_halves_enter_before_the_gate(kernels, dtype, outputs):
+def test_terms_of_both_halves_enter_before_the_gate(isa_kernels, dtype, outputs):
     inputs, num_rows = 48, 9
     weight = (torch.randn(2 * outputs, inputs) * inputs**-0.5).to(dtype)
     table, changes = random_table(2, outputs, inputs, dtype, is_gated=True)
     slots = np.arange(num_rows) % 3 - 1
     x, low_rank = torch.randn(num_rows, inputs).to(dtype), LowRank(table, TokenSlots(slots, CPU))
     packed = pack(weight.clone(), is_gated=True)
-    got = kernels.packed_gated_linear(x, packed, None, "silu", low_rank)
-    plain = kernels.packed_gated_linear(x, packed, None, "silu")
+    got = isa_kernels.packed_gated_linear(x, packed, None, "silu", low_rank)
+    plain = isa_kernels.packed_gated_linear(x, packed, None, "silu")
     for row, slot in enumerate(slots):
         if slot < 0:
             assert torch.equal(got[row], plain[row])
@@ -77,39 +77,39 @@ def test_terms_of_both_halves_enter_before_the_gate(kernels, dtype, outputs):
 
 
 @pytest.mark.parametrize("format", [WeightFormat.INT8, WeightFormat.INT8_DYNAMIC, WeightFormat.INT4_DYNAMIC])
-def test_terms_are_added_to_products_of_quantized_weights(kernels, dtype, format):
+def test_terms_are_added_to_products_of_quantized_weights(isa_kernels, dtype, format):
     weight, x = torch.randn(70, 64) * 0.1, torch.randn(11, 64).to(dtype)
     packed = pack_quantized(quantize(weight, format))
     table, changes = random_table(1, 70, 64, dtype)
     low_rank = LowRank(table, TokenSlots(np.zeros(11), CPU))
-    term = kernels.packed_linear(x, packed, None, low_rank).float() - kernels.packed_linear(x, packed, None)
+    term = isa_kernels.packed_linear(x, packed, None, low_rank).float() - isa_kernels.packed_linear(x, packed, None)
     torch.testing.assert_close(
         term, x.float() @ changes[0].T, atol=0.05 if dtype == torch.bfloat16 else 1e-4, rtol=0.02
     )
 
 
-def test_a_row_with_an_adapter_has_the_same_bits_in_any_batch(kernels, dtype):
+def test_a_row_with_an_adapter_has_the_same_bits_in_any_batch(isa_kernels, dtype):
     table, _ = random_table(3, 95, 130, dtype)
     packed, x = pack(torch.randn(95, 130).to(dtype)), torch.randn(50, 130).to(dtype)
     slots = np.arange(50) % 4 - 1
-    together = kernels.packed_linear(x, packed, None, LowRank(table, TokenSlots(slots, CPU)))
+    together = isa_kernels.packed_linear(x, packed, None, LowRank(table, TokenSlots(slots, CPU)))
     torch.set_num_threads(3)
     for first, count in [(0, 1), (1, 1), (7, 6), (20, 30)]:
         part = slice(first, first + count)
         tokens = TokenSlots(slots[part], CPU)
-        assert torch.equal(kernels.packed_linear(x[part], packed, None, LowRank(table, tokens)), together[part])
+        assert torch.equal(isa_kernels.packed_linear(x[part], packed, None, LowRank(table, tokens)), together[part])
 
 
-def test_slots_that_a_table_lacks_are_refused(kernels, dtype):
+def test_slots_that_a_table_lacks_are_refused(isa_kernels, dtype):
     table, _ = random_table(2, 8, 8, dtype)
     packed, x = pack(torch.randn(8, 8).to(dtype)), torch.randn(1, 8).to(dtype)
     for slot in (2, -2):
         with pytest.raises(ValueError, match="slots of adapters must lie below 2"):
-            kernels.packed_linear(x, packed, None, LowRank(table, TokenSlots(np.array([slot]), CPU)))
+            isa_kernels.packed_linear(x, packed, None, LowRank(table, TokenSlots(np.array([slot]), CPU)))
 
 
 @pytest.mark.parametrize("format", [None, WeightFormat.INT8_DYNAMIC], ids=str)
-def test_layers_as_one_operation_add_the_terms_and_keep_the_bits_of_other_rows(kernels, dtype, format):
+def test_layers_as_one_operation_add_the_terms_and_keep_the_bits_of_other_rows(isa_kernels, dtype, format):
     """Requests 0 and 2 have adapters, whose terms enter the weights of the plain torch; request 1 has none."""
     case, spans = StackCase(hidden=50, intermediate=41), [(0, 0, 9), (1, 0, 20), (2, 0, 3)]
     model = RandomStack(case, dtype, dtype, format)
@@ -118,10 +118,12 @@ def test_layers_as_one_operation_add_the_terms_and_keep_the_bits_of_other_rows(k
     x = torch.randn(32, 50).to(dtype)
     changes = model.give_tables(partial(random_table, 2, dtype=dtype))
     adapted = replace(step, adapters=TokenSlots(slots, CPU))
-    mixed = model.packed(kernels).run(x.clone(), adapted)
-    plain = model.packed(kernels).run(x.clone(), step)
+    mixed = model.packed(isa_kernels).run(x.clone(), adapted)
+    plain = model.packed(isa_kernels).run(x.clone(), step)
     assert torch.equal(mixed[9:29], plain[9:29])
-    alone = model.packed(kernels).run(x[:9].clone(), replace(make_step(spans[:1]), adapters=TokenSlots(slots[:9], CPU)))
+    alone = model.packed(isa_kernels).run(
+        x[:9].clone(), replace(make_step(spans[:1]), adapters=TokenSlots(slots[:9], CPU))
+    )
     assert torch.equal(alone, mixed[:9])
     if format is None:
         for slot, rows in [(1, slice(0, 9)), (0, slice(29, 32))]:

@@ -44,7 +44,7 @@ class Counted:
         self.steps = []
         self.failure = None
 
-    def forward(self, token_ids, batch):
+    def forward(self, token_ids, batch, hidden=None):
         if self.failure is not None:
             raise self.failure
         self.steps.append(len(token_ids))

@@ -21,7 +21,7 @@ class NextToken:
         self.shapes = []
         self.num_logits = []
 
-    def forward(self, token_ids, batch):
+    def forward(self, token_ids, batch, hidden=None):
         assert len(batch.positions) == len(batch.slot_mapping) == len(token_ids) == batch.cu_seqlens_q[-1]
         assert len(batch.rows) == len(batch.seq_lens) == len(batch.block_tables) == len(batch.cu_seqlens_q) - 1
         self.shapes.append(StepShape(len(batch.rows), len(token_ids)))

@@ -183,7 +183,7 @@ def test_what_a_graph_cannot_draw_is_drawn_after_it(params, is_simple):
 class NextToken:
     """A decoder that counts the steps it computes itself."""
 
-    def forward(self, token_ids, batch):
+    def forward(self, token_ids, batch, hidden=None):
         return token_ids[:, None].float()
 
     def logits(self, hidden):
