@@ -16,6 +16,7 @@ from rayinfer_kernels.encoder_stack import (
     NormWeights,
     TokenRows,
 )
+from rayinfer_kernels.layer_stack import PackedLinear
 from rayinfer_kernels.packed_weight import PackedWeight, WeightArgument
 
 _WEIGHT = ctypes.POINTER(WeightArgument)
@@ -161,7 +162,8 @@ def _argument(layer: EncoderLayerWeights) -> EncoderLayerArgument:
         attention_norm=_norm_argument(layer.attention_norm), feed_forward_norm=_norm_argument(layer.feed_forward_norm)
     )
     for name in _LINEARS:
-        weight, bias, _ = getattr(layer, name)
+        linear: PackedLinear = getattr(layer, name)
+        weight, bias = linear.weight, linear.bias
         setattr(argument, name, ctypes.pointer(weight.argument))
         setattr(argument, f"{name}_bias", None if bias is None else bias.data_ptr())
     return argument
@@ -198,7 +200,8 @@ def _check_layer(
         ("up", shape.hidden_size, inner),
         ("down", inner, shape.hidden_size),
     ):
-        (weight, bias), of_first = getattr(layer, name), getattr(first, name).weight
+        linear: PackedLinear = getattr(layer, name)
+        weight, of_first = linear.weight, getattr(first, name).weight
         if not isinstance(weight, PackedWeight):
             raise ValueError(f"the weight of {name} must be packed")
         check_weight(weight, in_features, dtype)
@@ -206,7 +209,7 @@ def _check_layer(
             raise ValueError(f"{name} must have {out_features} outputs, got {weight.out_features}")
         if (weight.format, weight.is_gated) != (of_first.format, of_first.is_gated):
             raise ValueError(f"the weights of {name} must have one format, got {weight.format} and {of_first.format}")
-        check_vector(f"{name}'s bias", bias, weight.num_rows, dtype)
+        check_vector(f"{name}'s bias", linear.bias, weight.num_rows, dtype)
     for norm_name in ("attention_norm", "feed_forward_norm"):
         _check_norm(norm_name, getattr(layer, norm_name), shape.hidden_size, dtype)
 
