@@ -16,7 +16,7 @@ from support.services.web_page import ask, open_more, wait_for_models
 pytestmark = pytest.mark.ui
 
 LARGE = "A" * 1_000_000
-LONGEST_MS = 400  # measured: under 40; thousands where the browser's own field holds the text
+LONGEST_MS = 400  # thousands where the browser's own field holds the text
 CHAT, COMPLETIONS = "**/v1/chat/completions", "**/v1/completions"
 
 

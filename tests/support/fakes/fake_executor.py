@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rayinfer.engine.drafting.drafter import Drafter
 from rayinfer.engine.drafting.recent_answers import RecentAnswers
 from rayinfer.engine.loop.engine import Engine
-from rayinfer.engine.plan.executor_commands import BlockCopy, SleepLevel
+from rayinfer.engine.plan.executor_commands import AdapterFacts, BlockCopy, SleepLevel
 from rayinfer.engine.plan.step_plan import (
     Int32Array,
     Int64Array,
@@ -29,6 +29,7 @@ from rayinfer.engine.scheduling.scheduler import Scheduler
 from rayinfer.engine.scheduling.stored_prefixes import StoredPrefixes
 from rayinfer.errors import EngineDead
 from rayinfer.grammars.compiler import GrammarCompiler
+from rayinfer.kv_cache.adapter_id import adapter_id
 from rayinfer.kv_cache.block_manager import BlockManager
 from rayinfer.kv_store.store import KVBlockStore
 from rayinfer.kv_store.transfers import BlockTransfers
@@ -102,6 +103,13 @@ class FakeExecutor:
         self.histories: dict[int, list[int]] = {}  # by row: what the sampler would know
         self._last_tokens: dict[int, int] = {}  # by row: what a step may go on from before anybody knows it
         self.new_requests: dict[int, NewRequestData] = {}
+
+    def load_adapter(self, folder: str) -> AdapterFacts:
+        """Read an adapter whose content is its folder's name."""
+        return AdapterFacts(digest=folder, rank=1, num_bytes=1)
+
+    def drop_adapter(self, digest: str) -> None:
+        """Forget an adapter."""
 
     @property
     def num_tokens_computed(self) -> int:
@@ -302,7 +310,8 @@ class Driven:
                 timeout_s=timeout_s,
                 tenant=tenant,
                 cache_salt=cache_salt,
-                adapter=adapter,
+                adapter=None if adapter is None else adapter_id(adapter, adapter),
+                adapter_folder=adapter or "",
                 trace=trace,
             )
         )
@@ -414,6 +423,7 @@ def drive(
         drafter=drafter,
         speculation=speculation,
         recent_answers=recent_answers,
+        max_loras=max_num_seqs,
     )
     executor.name_of_row = scheduler.request_id_at
     description = ModelDescription(
@@ -425,7 +435,14 @@ def drive(
         block_size=block_size,
         eos_token_ids=eos_token_ids,
     )
-    engine = Engine(description=description, scheduler=scheduler, executor=executor, grammars=grammars, clock=clock)
+    engine = Engine(
+        description=description,
+        scheduler=scheduler,
+        executor=executor,
+        grammars=grammars,
+        clock=clock,
+        max_cpu_loras=max_num_seqs,
+    )
     return Driven(engine, executor, scheduler, clock, budget=budget)
 
 

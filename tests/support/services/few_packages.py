@@ -20,7 +20,8 @@ def run_with_packages(
         for name in {path.parts[0] for path in package.files or () if path.parts[0] != ".."}:
             if not (folder / name).exists():
                 (folder / name).symlink_to(Path(str(package.locate_file(name))))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*OWN, folder]))}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}  # this run's own
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, [*OWN, folder]))
     return subprocess.run(
         [sys.executable, "-S", "-c", code, *arguments],
         capture_output=True,

@@ -109,10 +109,10 @@ def test_a_step_that_fails_is_tried_again_in_halves():
     engine, decoder, shapes = make_engine()
     forward = decoder.forward
 
-    def fail_for_token_ten(token_ids, batch):
+    def fail_for_token_ten(token_ids, batch, embedded=None):
         if 10 in token_ids:
             raise ValueError("no such token")
-        return forward(token_ids, batch)
+        return forward(token_ids, batch, embedded)
 
     decoder.forward = fail_for_token_ten
     engine.add_request(request(0, 3, 4))

@@ -14,6 +14,12 @@ STREAM = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 REFUSAL = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"
 
 
+def is_whole(request: bytes) -> bool:
+    head, end, body = request.partition(b"\r\n\r\n")
+    length = re.search(rb"content-length: *(\d+)", head, re.IGNORECASE)
+    return bool(end) and len(body) >= (int(length[1]) if length else 0)
+
+
 class PacedServer:
     """HTTP server that streams a line each 5 ms, and is held up by every other request."""
 
@@ -27,10 +33,11 @@ class PacedServer:
 
     async def _answer(self, reader, writer) -> None:
         try:
-            head = await reader.readuntil(b"\r\n\r\n")
-            length = re.search(rb"content-length: *(\d+)", head, re.IGNORECASE)
-            await reader.readexactly(int(length[1]) if length else 0)  # a close with bytes unread resets the connection
-            if b"python-httpx" in head and self._num_lines:
+            request = await reader.read(2**16)
+            is_stream = b"python-httpx" in request  # the others may be half requests
+            while is_stream and not is_whole(request):  # a close with bytes unread resets the connection
+                request += await reader.read(2**16)
+            if is_stream and self._num_lines:
                 writer.write(STREAM)
                 for _ in range(self._num_lines):
                     writer.write(b"data: {}\n\n")
@@ -39,7 +46,7 @@ class PacedServer:
             else:
                 time.sleep(self._held_up_s)  # noqa: ASYNC251 - it holds up the stream
                 writer.write(self._refusal)
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except ConnectionError:
             pass
         finally:
             writer.close()
@@ -72,7 +79,8 @@ def test_a_server_that_others_hold_up_moves_the_gaps_and_the_kind_is_named():
     assert quiet.moved_ms == 0
     assert not quiet.answers
     for each in (tiny, paths, everything):
-        assert each.moved_ms > 20
+        assert each.moved_ms == pytest.approx(each.gaps.p99 - quiet.gaps.p99, abs=0.1)
+        assert each.gaps.p99 >= 50  # more than one gap of a hundred; the quiet phase's depends on the machine
         assert each.gaps.max >= 60
         assert each.answers["400"] > 0
 
