@@ -164,6 +164,7 @@ def _argument(layer: EncoderLayerWeights) -> EncoderLayerArgument:
     for name in _LINEARS:
         linear: PackedLinear = getattr(layer, name)
         weight, bias = linear.weight, linear.bias
+        assert isinstance(weight, PackedWeight)  # as has been checked
         setattr(argument, name, ctypes.pointer(weight.argument))
         setattr(argument, f"{name}_bias", None if bias is None else bias.data_ptr())
     return argument
