@@ -19,7 +19,7 @@ from rayinfer.wire import encode
 from support.fakes.block_peers import HOST, IDENTITY, Relay, fetching, filled_store, names, serving
 from support.fakes.fake_blocks import BLOCK_BYTES, bytes_of, has, open_slots, put
 
-SOON_S = 10.0
+SOON_S = 60.0
 NOW = {"wait_s": 0.0, "timeout_s": SOON_S}
 
 
