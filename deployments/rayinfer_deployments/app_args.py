@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import PurePath
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rayinfer.access.api_key import environment_keys
 from rayinfer.batches.records import BatchLimits
@@ -24,6 +24,7 @@ from rayinfer.tool_calls.formats import ToolFormatName
 from rayinfer.traces.generation_span import checked_endpoint
 from rayinfer_deployments.engine.rank_placement import ONE_NODE, PlacementStrategy, ranks_per_bundle
 from rayinfer_deployments.router.access_settings import AccessSettings
+from rayinfer_deployments.router.adapters.adapter_settings import AdapterArgs, AdapterServiceArgs
 from rayinfer_deployments.router.batch_owner_actor import BatchSettings
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits
 from rayinfer_deployments.router.tls import HttpTlsFiles
@@ -34,7 +35,7 @@ ENGINE_NUM_CPUS = 0.5  # that Ray sets aside for an engine: it takes what the ma
 REPLICA_NUM_CPUS = 0.05  # and for what watches it
 
 
-class ModelArgs(EngineConfig):
+class ModelArgs(AdapterArgs):
     """One model: its engine's settings, and the number of its engines or the bounds of that number."""
 
     name: str = Field("", description="name of the model in the API; default: the last part of `model` for a path")
@@ -177,7 +178,7 @@ class ModelArgs(EngineConfig):
         return EngineConfig(**settings | {"kv_transfer": self.kv_transfer or self.roles is not None})
 
 
-class LLMAppArgs(BaseModel):
+class LLMAppArgs(AdapterServiceArgs):
     """The whole application; unknown keys are refused, in every model too."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -359,10 +360,10 @@ class LLMAppArgs(BaseModel):
 
     @model_validator(mode="after")
     def _names_differ(self) -> "LLMAppArgs":
-        names = [model.served_name for model in self.models]
+        names = [name for model in self.models for name in (model.served_name, *model.lora_modules)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"every model needs a name of its own, got twice: {', '.join(twice)}")
+            raise ValueError(f"every model and adapter needs a name of its own, got twice: {', '.join(twice)}")
         if self.with_examples and (taken := sorted(set(names) & set(EXAMPLE_NAMES))):
             raise ValueError(f"with_examples has a model {taken[0]!r} of its own: give yours another name")
         return self

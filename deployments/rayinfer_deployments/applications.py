@@ -18,6 +18,7 @@ from rayinfer_deployments.discovery.autoscaling_policy import serve_autoscaling
 from rayinfer_deployments.discovery.router_per_node import router_on_every_node
 from rayinfer_deployments.engine.engine_ranks import EngineResources
 from rayinfer_deployments.engine.engine_replica import EngineReplica
+from rayinfer_deployments.router.adapters.adapter_settings import FIELDS as ADAPTER_FIELDS
 from rayinfer_deployments.router.routed_models import RouterModel, RouterScaling
 from rayinfer_deployments.router.router import ListenAddress, Router
 
@@ -55,6 +56,7 @@ def build_app_over(make_engines: MakeEngines, args: LLMAppArgs) -> Application:
             scaling=_router_scaling(model),
             tool_format=model.tool_format,
             roles=model.roles,
+            adapters=model.adapter_folders(model.served_name, args.lora_roots),
         )
         for index, model in enumerate(args.models)
     ]
@@ -123,7 +125,8 @@ def _router_settings(args: LLMAppArgs) -> dict[str, Any]:
     # A router keeps the bound of its queue where others allow more engines, rather than give way to another router.
     scaling = [scaling and asdict(replace(scaling, max_replicas=1)) for scaling in map(_router_scaling, args.models)]
     roles = [model.roles and model.roles.model_dump() for model in args.models]
-    optional: dict[str, list[Any]] = {"scaling": scaling, "roles": roles}
+    adapters = [model.lora_settings() for model in args.models]
+    optional: dict[str, list[Any]] = {"scaling": scaling, "roles": roles, "adapters": adapters}
     return settings | {"models": models} | {name: each for name, each in optional.items() if any(each)}
 
 
@@ -162,7 +165,9 @@ def _engine_deployment(index: int, model: ModelArgs, num_processes: int) -> Appl
             name=engine_deployment_name(index, model),
             **number_of_engines(model),
             max_surge_percent=model.surge,
-            version=_version(model.model_dump(mode="json", exclude={"num_replicas", "autoscaling", "surge_percent"})),
+            version=_version(
+                model.model_dump(mode="json", exclude={"num_replicas", "autoscaling", "surge_percent"} | ADAPTER_FIELDS)
+            ),
             _internal=True,
             ray_actor_options={"num_cpus": REPLICA_NUM_CPUS},
             placement_group_bundles=_bundles(model),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rayinfer.errors import NotReady, RayinferError
 from rayinfer.outputs import EngineState
-from rayinfer.protocols import ControlAction, Pause, Resume
+from rayinfer.protocols import ControlAction, LoadAdapter, Pause, Resume
 from rayinfer.routing.engine_link import EngineLink
 from rayinfer.routing.engine_set import EngineSet
 
@@ -43,9 +43,14 @@ class EngineSetControl:
         task.add_done_callback(self._pausing.discard)
 
     async def control(self, action: ControlAction) -> list[str]:
-        """See EngineControl. Every engine is asked, as its last report may be a heartbeat old."""
+        """See EngineControl. Every engine is asked, as its last report may be a heartbeat old.
+
+        An adapter is read by one of them: others read it with the first request that needs it there.
+        """
         if isinstance(action, Pause):
             return await self._pause(action)
+        if isinstance(action, LoadAdapter):
+            return await self._least_loaded().control(action)
         if isinstance(action, Resume):
             self._is_paused = False
         return await self._run_on_all(action)
@@ -80,6 +85,10 @@ class EngineSetControl:
                 raise outcome
             states += outcome
         return states
+
+    def _least_loaded(self) -> EngineLink:
+        able = [engine for engine in self._all_engines() if not engine.is_draining] or self._all_engines()
+        return min(able, key=lambda engine: (engine.stats.state != EngineState.RUNNING, engine.num_in_flight))
 
     def _all_engines(self) -> list[EngineLink]:
         if not self._engines:

@@ -29,6 +29,8 @@ from rayinfer.servers.access.middleware import AccessMiddleware
 from rayinfer.servers.access.open_paths import LOAD_PATH
 from rayinfer.servers.access.usage import add_usage_routes
 from rayinfer.servers.access.web_origins import ANY_NAME, OriginCheck, OriginPolicy
+from rayinfer.servers.adapters.registry import AdapterRegistry
+from rayinfer.servers.adapters.routes import add_adapter_routes
 from rayinfer.servers.anthropic.endpoints import AnthropicEndpoints
 from rayinfer.servers.anthropic.routes import MESSAGES, add_anthropic_routes
 from rayinfer.servers.caller import recognized_caller, trust_tenant_header
@@ -66,6 +68,7 @@ from rayinfer.servers.request_boundary import RequestBoundary
 from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, RequestBounds
 from rayinfer.servers.request_limits import DEFAULT_REQUEST_LIMITS, RequestLimits
 from rayinfer.servers.served_model import ServedModel as ServedModel
+from rayinfer.servers.served_model import base_models
 from rayinfer.servers.server_info import add_server_info_routes
 from rayinfer.servers.shared_paths import SharedEndpoints, add_info_routes, add_shared_routes
 from rayinfer.servers.tei.routes import TEI_PATHS, add_tei_routes
@@ -115,6 +118,7 @@ def build_app(
     batches: BatchServices | None = None,
     response_store: ResponseStore | None = None,
     operations: Operations = NO_OPERATIONS,
+    adapters: AdapterRegistry | None = None,
 ) -> FastAPI:
     """Build the application over `models`, a mapping that may be filled and change while it serves.
 
@@ -149,8 +153,7 @@ def build_app(
     add_server_info_routes(app, kserve.generation)
     add_trace_routes(app, traces, models)
     _add_stored(app, kserve.generation, batches, response_store)
-    if access is not None:
-        add_usage_routes(app, access, price_per_engine_hour)
+    _add_changes_and_usage(app, adapters, access, price_per_engine_hour)
     _complete_document(app)
     return app
 
@@ -180,6 +183,15 @@ def _add_operations(
     if operations is not None:
         add_engine_control_routes(app, models)
         add_operation_routes(app, models, operations.operator)
+
+
+def _add_changes_and_usage(
+    app: FastAPI, adapters: AdapterRegistry | None, access: AccessControl | None, price_per_engine_hour: float
+) -> None:
+    """Add the paths that change adapters, and that of usage where there are keys."""
+    add_adapter_routes(app, adapters)
+    if access is not None:
+        add_usage_routes(app, access, price_per_engine_hour)
 
 
 def _add_stored(
@@ -324,5 +336,5 @@ _SERVICE_RESPONSES: Mapping[str, Responses] = {
 def _reasons_not_ready(models: Mapping[str, ServedModel]) -> dict[str, str]:
     if not models:
         return {"service": "no model is loaded yet"}
-    statuses = {name: model.generator.status() for name, model in models.items()}
+    statuses = {name: model.generator.status() for name, model in base_models(models).items()}
     return {name: status.reason or "not ready" for name, status in statuses.items() if not status.ready}

@@ -61,6 +61,8 @@ class LoadShedding:
 def _overload(models: Iterable[ServedModel]) -> Unavailable | None:
     overload = None
     for model in models:
+        if model.adapter is not None:  # its queue is the model's
+            continue
         overload = model.generator.overload()
         if overload is None:
             return None

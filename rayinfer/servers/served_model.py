@@ -1,11 +1,12 @@
 """A served model, and lookup by model name and task."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from rayinfer.errors import InvalidParameter, NotReady, RequestError, TaskNotServed, UnknownModel
 from rayinfer.images.prompts import ImagePrompts
+from rayinfer.kv_cache.adapter_id import adapter_id
 from rayinfer.predictions import PredictionTask
 from rayinfer.protocols import EngineControl, TextGenerator
 from rayinfer.tokenization.chat_template import ChatTemplate
@@ -57,9 +58,29 @@ _NAMES: Mapping[Task, str] = {
 }
 
 
+AdapterOrigin = Literal["settings", "request", "folder"]
+MAX_NAMED = 20  # names in an error message
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedAdapter:
+    """A LoRA adapter of a served model: where its files are, and the digest of their content."""
+
+    name: str
+    folder: str
+    digest: str
+    base: str  # name of the model
+    origin: AdapterOrigin  # what registered it
+
+    @property
+    def id(self) -> str:
+        """Name and digest, as requests to engines have them."""
+        return adapter_id(self.name, self.digest)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedModel:
-    """Everything a protocol needs to serve one model."""
+    """Everything a protocol needs to serve one model, or a model with an adapter under the adapter's name."""
 
     name: str
     generator: TextGenerator
@@ -69,6 +90,7 @@ class ServedModel:
     engines: EngineControl | None = None  # where they can be controlled
     tool_format: str | None = None  # of its tool calls; None for what its chat template shows
     image_prompts: ImagePrompts | None = None  # of a model that reads images beside text
+    adapter: ServedAdapter | None = None  # that every request of this name has
 
     @property
     def tasks(self) -> tuple[Task, ...] | None:
@@ -109,6 +131,18 @@ class ServedModel:
         return self.generator.describe().max_model_len
 
 
+def base_models(models: Mapping[str, ServedModel]) -> dict[str, ServedModel]:
+    """Return the models themselves, without those that are one of them with an adapter."""
+    return {name: model for name, model in list(models.items()) if model.adapter is None}
+
+
+def names_of(models: Iterable[str]) -> str:
+    """List names for an error message: not all of them, where there are many."""
+    names = list(models)
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more
+
+
 def find_model(models: Mapping[str, ServedModel], name: str | None, *tasks: Task) -> ServedModel:
     """Look up a model that does one of the tasks; without a name the only one that does the first of them is meant.
 
@@ -117,10 +151,10 @@ def find_model(models: Mapping[str, ServedModel], name: str | None, *tasks: Task
     if not models:
         raise NotReady("No model is loaded yet.")
     if name is None or (name in PLACEHOLDERS and name not in models):
-        return _only_model(list(models.values()), tasks)
-    if name not in models:
-        raise UnknownModel(f"The model {name!r} does not exist. Served here: {', '.join(models)}.", "model")
-    model = models[name]
+        return _only_model(list(base_models(models).values()) or list(models.values()), tasks)
+    model = models.get(name)  # once, as adapters may be unloaded meanwhile
+    if model is None:
+        raise UnknownModel(f"The model {name!r} does not exist. Served here: {names_of(models)}.", "model")
     known = model.tasks if tasks else None
     if known is not None and not set(tasks) & set(known):
         raise _task_not_served(f"The model {name!r}", tasks, known)
@@ -138,7 +172,7 @@ def _only_model(models: Sequence[ServedModel], tasks: Sequence[Task]) -> ServedM
         served = [task for done in known for task in done or ()]
         raise _task_not_served("No model here", tasks, served)
     if len(able) > 1:
-        names = ", ".join(model.name for model in able)
+        names = names_of(model.name for model in able)
         raise InvalidParameter(
             f"model is required: this service serves more than one: {names}", "model", MODEL_REQUIRED
         )

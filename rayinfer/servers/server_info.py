@@ -12,7 +12,7 @@ from rayinfer.servers.caller import usable_models
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.openapi import READ_ERRORS, responses
-from rayinfer.servers.served_model import ServedModel
+from rayinfer.servers.served_model import ServedModel, base_models
 
 _LOAD = {
     "type": "object",
@@ -35,7 +35,7 @@ def add_server_info_routes(app: FastAPI, service: GenerationService) -> None:
 
     async def load(request: Request) -> Response:
         """Return how many requests wait or run."""
-        statuses = [model.generator.status() for model in usable_models(request, service.models).values()]
+        statuses = [model.generator.status() for model in base_models(usable_models(request, service.models)).values()]
         engines = [stats for status in statuses for stats in status.engines.values()]
         waiting = sum(status.num_waiting for status in statuses) + sum(stats.num_waiting for stats in engines)
         num_requests = waiting + sum(stats.num_running for stats in engines)

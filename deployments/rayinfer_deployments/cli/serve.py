@@ -19,6 +19,7 @@ from rayinfer_deployments.cli.control.limits import mapping_in
 from rayinfer_deployments.cli.control.scale import engines_asked_for
 from rayinfer_deployments.cli.failures import in_one_line, interrupt_on_signals, leave_at_once
 from rayinfer_deployments.cli.options.access_options import with_access_options
+from rayinfer_deployments.cli.options.adapter_options import models_with_adapters, with_adapter_options
 from rayinfer_deployments.cli.options.batch_options import with_batch_options
 from rayinfer_deployments.cli.options.config_options import with_engine_options
 from rayinfer_deployments.cli.options.prediction_cache_options import with_prediction_cache_options
@@ -125,6 +126,7 @@ PrioritizeEngines = Annotated[
 @with_access_options
 @with_prediction_cache_options
 @with_batch_options
+@with_adapter_options
 def serve(
     model: Models = None,
     port: Port = 8000,
@@ -215,7 +217,8 @@ def _start(service: Service) -> None:
     configs = [engine_config(model=model, **service.settings) for model in service.models.values()]
     router_limits(service.limits)
     check_port_is_free(service.host, service.port)
-    service = replace(service, grpc_port=choose_grpc_port(service))
+    adapters = models_with_adapters(list(service.models), service.options)
+    service = replace(service, grpc_port=choose_grpc_port(service), adapters=adapters)
     folders = {name: resolve_model(model) for name, model in service.models.items()}
     for config, folder in zip(configs, folders.values(), strict=True):
         default_sampling_params(config, folder)  # an engine would find errors only after Ray's start

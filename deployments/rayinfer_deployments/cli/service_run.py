@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,7 @@ class Service:
     shutdown_grace_s: float
     options: dict[str, Any]  # of the application: what it does for each request
     settings: dict[str, Any]  # of the engines
+    adapters: dict[str, dict[str, Any]] = field(default_factory=dict)  # settings of models that have some, by name
 
     @property
     def has_haproxy(self) -> bool:
@@ -98,6 +99,7 @@ def run_service(service: Service, folders: Mapping[str, Path], console: Console)
                 for setting in missing:
                     phases.note(f"Ray's environment lacks {setting}")
                 with _controlled(service, prepared.args, missing):
+                    _forget_loaded_adapters(owns_ray=cluster.owns_ray)
                     _bring_up(service, cluster, prepared, phases)
                     is_ready = True
                     _announce(service, console)
@@ -130,7 +132,13 @@ def _prepare(service: Service, folders: Mapping[str, Path]) -> Prepared:
         listen["listen_port"] = service.port
     listen["control_socket"] = str(control_socket_path(service.port))
     models = [
-        {"name": name, "model": str(folder), **service.model_settings, **service.settings}
+        {
+            "name": name,
+            "model": str(folder),
+            **service.model_settings,
+            **service.settings,
+            **service.adapters.get(name, {}),
+        }
         for name, folder in folders.items()
     ]
     args = llm_app_args(
@@ -178,6 +186,14 @@ def _controlled(service: Service, args: "LLMAppArgs", missing: list[str]) -> Abs
 
     operations = ServiceOperations(APPLICATION, args, missing_settings=missing)
     return ControlSocket(control_socket_path(service.port), operations.by_name())
+
+
+def _forget_loaded_adapters(*, owns_ray: bool) -> None:
+    """Begin with the settings' adapters, whatever operators of an earlier service in this Ray have loaded."""
+    from rayinfer_deployments.router.adapters.ray_adapter_table import RayAdapterTable
+
+    if not owns_ray:
+        RayAdapterTable(APPLICATION).clear()
 
 
 def _bring_up(service: Service, cluster: "Cluster", prepared: Prepared, phases: Phases) -> None:

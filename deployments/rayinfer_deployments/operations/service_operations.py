@@ -12,6 +12,7 @@ from rayinfer.errors import RayinferError
 from rayinfer.routing.limits import RouterLimits, router_limits
 from rayinfer_deployments.app_args import LLMAppArgs, ModelArgs
 from rayinfer_deployments.applications import ROUTER, build_llm_app, engine_deployment_name
+from rayinfer_deployments.operations.adapter_operations import AdapterOperations
 from rayinfer_deployments.operations.application_replicas import ApplicationReplicas
 from rayinfer_deployments.operations.control_socket import Operation
 from rayinfer_deployments.operations.node_drain import NodeDrain
@@ -74,6 +75,7 @@ class ServiceOperations:
             "scale": self.scale,
             "limits": self.limits,
             "change_limits": self.change_limits,
+            **AdapterOperations(self._replicas).by_name(),
             **ServiceShutdown(self._replicas).by_name(),
             **NodeDrain(self._application).by_name(),
         }

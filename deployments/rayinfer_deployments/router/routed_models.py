@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from ray.serve.handle import DeploymentHandle
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
+from rayinfer.access.generation_usage import EngineLoad, engine_load
 from rayinfer.images.prompts import ImagePrompts
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.models.predictor_kind import PredictorKind, predictor_kind
@@ -23,7 +24,8 @@ from rayinfer.routing.dispatch import ENGINE_WAIT_S, Dispatcher
 from rayinfer.routing.first_tokens import FirstTokens
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.routing.roles.settings import RoleSettings
-from rayinfer.servers.served_model import ServedModel, find_model
+from rayinfer.servers.adapters.adapter_folders import AdapterFolders
+from rayinfer.servers.served_model import ServedModel, base_models, find_model
 from rayinfer.tokenization.chat_template import ChatTemplate
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer.traces.trace_store import TraceStore
@@ -57,6 +59,7 @@ class RouterModel:
     scaling: RouterScaling | None = None
     tool_format: str | None = None  # None for what the chat template shows
     roles: RoleSettings | None = None  # None where all engines have both
+    adapters: AdapterFolders | None = None  # None where it takes none
 
 
 class RoutedModels:
@@ -75,6 +78,7 @@ class RoutedModels:
         self._traces = traces
         self._predictions = predictions
         self.canaries = CanaryReleases(metrics)
+        self.adapted: list[tuple[ServedModel, AdapterFolders]] = []  # models that take adapters
         self._dispatchers: list[Dispatcher] = []
         self._reconcilers: list[EngineReconciler] = []
         self._wait_s: list[float] = []  # of each, for its engines
@@ -82,6 +86,11 @@ class RoutedModels:
         self._decisions: dict[str, list[dict[str, Any]]] = {}
         self._decisions_read_s = float("-inf")
         self._following: list[asyncio.Task[None]] = []
+
+    async def add_all(self, models: Sequence[RouterModel]) -> None:
+        """Add models, one after another."""
+        for model in models:
+            await self.add(model)
 
     async def add(self, model: RouterModel) -> None:
         """Load a model's tokenizer and follow its engines."""
@@ -104,13 +113,9 @@ class RoutedModels:
         dispatcher.engines.find_missing_files = partial(find_missing_files, folder)
         self._follow_engines(model, dispatcher, first_tokens)
         self._dispatchers.append(dispatcher)
-        generator = self._generator(model.name, dispatcher, kind)
-        if kind is None:
-            generator = self.canaries.add(model.name, generator, tokenizer)
-            self._follow(self.canaries.apply())
-        self.served[model.name] = ServedModel(
+        served = ServedModel(
             name=model.name,
-            generator=generator,
+            generator=self._generator(model.name, dispatcher, kind),
             tokenizer=tokenizer,
             chat_template=chat_template,
             created=int(time.time()),
@@ -118,6 +123,12 @@ class RoutedModels:
             tool_format=model.tool_format,
             image_prompts=ImagePrompts.from_folder(folder) if kind is None else None,
         )
+        if kind is None:
+            if model.adapters is not None:  # no canary answers their requests
+                self.adapted.append((served, model.adapters))
+            served = replace(served, generator=self.canaries.add(model.name, served.generator, tokenizer))
+            self.follow(self.canaries.apply())
+        self.served[model.name] = served
 
     async def wait_for_engines(self) -> None:
         """Wait until the engines of all models are known, for a limited time.
@@ -144,19 +155,24 @@ class RoutedModels:
         """Apply other limits to all models."""
         for dispatcher in self._dispatchers:
             dispatcher.change_limits(limits)
-        self._follow(self.canaries.apply(limits.canaries))
+        self.follow(self.canaries.apply(limits.canaries))
 
     async def control(self, action: ControlAction, model: str | None) -> None:
         """Run an action on the engines of one model or of all; an error does not stop the others.
 
         Raises UnknownModel, NotReady or WrongEngineState, the first of them at the end.
         """
-        chosen = self.served.values() if model is None else [find_model(self.served, model)]
+        chosen = base_models(self.served).values() if model is None else [find_model(self.served, model)]
         engines = [served.engines for served in chosen if served.engines is not None]
         outcomes = await asyncio.gather(*(each.control(action) for each in engines), return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
+
+    def engine_load(self, model: str) -> EngineLoad:
+        """Return the load of a model's engines; none for an adapter that was unloaded while requests of it run."""
+        served = self.served.get(model)
+        return EngineLoad(1, 0) if served is None else engine_load(served.generator)
 
     def remove_engine(self, engine: str) -> bool:
         """Migrate an engine's streams and send it no more requests; returns whether it was known."""
@@ -186,12 +202,12 @@ class RoutedModels:
         reconciler = EngineReconciler(dispatcher.engines)
         self._reconcilers.append(reconciler)
         self._wait_s.append(CATCH_UP_S if first_tokens is None else FIRST_ENGINE_S)
-        self._follow(reconciler.follow(model.engines))
+        self.follow(reconciler.follow(model.engines))
         if first_tokens is None:
             return
         self._autoscaled[model.name] = model.engines
-        self._follow(report_to_replicas(model.engines, self._router_id, first_tokens.counts))
-        self._follow(
+        self.follow(report_to_replicas(model.engines, self._router_id, first_tokens.counts))
+        self.follow(
             write_backlog(
                 RayTable(),
                 model.engines.app_name,
@@ -202,7 +218,7 @@ class RoutedModels:
             )
         )
 
-    def _follow(self, work: Coroutine[Any, Any, None]) -> None:
+    def follow(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine, until the router ends at the latest."""
         self._following = [task for task in self._following if not task.done()]
         self._following.append(asyncio.get_running_loop().create_task(work))

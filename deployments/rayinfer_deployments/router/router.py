@@ -15,7 +15,6 @@ from ray import serve
 from starlette.types import ASGIApp
 
 from rayinfer.access.access_control import AccessControl
-from rayinfer.access.generation_usage import engine_load
 from rayinfer.errors import ConfigError
 from rayinfer.metrics.families import MetricsSnapshot
 from rayinfer.metrics.service_metrics import ServiceMetrics
@@ -39,12 +38,14 @@ from rayinfer.servers.openai.responses.store import ResponseStore
 from rayinfer.servers.operators.operations import Operations, ServiceOperator
 from rayinfer.servers.prediction.body_limits import BodyLimits
 from rayinfer.servers.request_limits import DEFAULT_REQUEST_LIMITS, RequestLimits
+from rayinfer.servers.served_model import base_models
 from rayinfer.tokenization.chat_template import renderer
 from rayinfer.traces.generation_span import SpanRecorder, otlp_recorder
 from rayinfer.traces.trace_store import TraceStore
 from rayinfer_deployments.cluster.service_operator import CommandOperator, SocketOperator
 from rayinfer_deployments.router.access_owner_actor import RemoteOwner
 from rayinfer_deployments.router.access_settings import AccessSettings
+from rayinfer_deployments.router.adapters.router_adapters import RouterAdapters
 from rayinfer_deployments.router.batch_owner_actor import BatchSettings
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits
 from rayinfer_deployments.router.grpc_ingress import GrpcIngress
@@ -141,8 +142,8 @@ class Router(GrpcIngress):
         self._access_settings = access
         self._access_log = None if access.log is None else AccessLog(Path(access.log))
         self._access = None if access.key_file is None else self._control_access(access.key_file)
-        for model in models:
-            await self._models.add(model)
+        await self._models.add_all(models)
+        self._adapters = RouterAdapters(self._models)
         self._batches, self._response_store = self._build_stored(batches)
         self._running_batches: asyncio.Task[None] | None = None
         self._kserve = self._build_kserve(with_examples=with_examples)
@@ -155,7 +156,7 @@ class Router(GrpcIngress):
     async def _wait_until_ready(self) -> None:
         """Wait for what requests need, and begin with what runs beside them."""
         await asyncio.to_thread(renderer)  # the first chat should not wait for it
-        await asyncio.gather(self._wait_for_keys(), self._models.wait_for_engines())
+        await asyncio.gather(self._wait_for_keys(), self._models.wait_for_engines(), self._adapters.start())
         collect_garbage_rarely()
         if self._batches is not None:
             runner = self._batches.runner.run(self._build_app(echoes_request_id=True))
@@ -178,7 +179,7 @@ class Router(GrpcIngress):
         return RouterReport(
             router=self._router_id,
             limits=self._limits,
-            models={name: model.generator.status() for name, model in self._models.served.items()},
+            models={name: model.generator.status() for name, model in base_models(self._models.served).items()},
             canaries=self._models.canaries.states(),
             key_error="" if self._access is None else self._access.key_error,
         )
@@ -186,6 +187,14 @@ class Router(GrpcIngress):
     async def metrics_snapshot(self) -> MetricsSnapshot:
         """Return the metrics of this router, for others that are scraped."""
         return self._metrics.snapshot()
+
+    async def run_on_adapters(self, operation: str, arguments: Mapping[str, Any]) -> Any:
+        """List, load or unload adapters for an operator; raises RayinferError."""
+        return await self._adapters.run(operation, arguments)
+
+    async def refresh_adapters(self) -> None:
+        """Read the table of adapters, which another router has changed."""
+        await self._adapters.registry.refresh()
 
     async def control_engines(self, action: ControlAction, model: str | None) -> None:
         """Run an action on the engines of one model or of all; an error does not stop the others.
@@ -249,6 +258,7 @@ class Router(GrpcIngress):
                 operator=self._operator() if self._enable_engine_control else None,
                 scaling_decisions=self._models.scaling_decisions,
             ),
+            adapters=self._adapters.registry,
         )
         app.add_middleware(self._open_responses.counted)
         return app
@@ -339,7 +349,7 @@ class Router(GrpcIngress):
         access = AccessControl(
             self._router_id,
             RemoteOwner(application, key_file),
-            engine_load=lambda model: engine_load(self._models.served[model].generator),
+            engine_load=self._models.engine_load,
             on_keys=lambda _: self._apply_limits(),
             on_key_error=lambda error: self._metrics.set_key_file_valid(not error),
         )

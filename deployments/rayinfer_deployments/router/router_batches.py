@@ -11,7 +11,7 @@ from rayinfer.metrics.batch_counts import BatchCounts
 from rayinfer.servers.openai.batches.routes import BatchServices
 from rayinfer.servers.openai.batches.runner import BatchRunner
 from rayinfer.servers.openai.responses.store import ResponseStore
-from rayinfer.servers.served_model import ServedModel
+from rayinfer.servers.served_model import ServedModel, base_models
 from rayinfer_deployments.router.batch_owner_actor import BatchSettings, RemoteBatches
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ def open_response_store(folder: str | None) -> ResponseStore:
 
 def num_slots(models: Mapping[str, ServedModel]) -> int:
     """Return how many requests the engines that are there run at once."""
-    engines = (model.generator.status().descriptions.values() for model in models.values())
+    engines = (model.generator.status().descriptions.values() for model in base_models(models).values())
     return sum(max(1, description.max_num_seqs) for each in engines for description in each)
 
 

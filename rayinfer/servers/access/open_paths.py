@@ -20,6 +20,9 @@ SCOPES = {
     "/wake_up": Scope.OPERATE,
     "/is_sleeping": Scope.OPERATE,
     "/is_paused": Scope.OPERATE,
+    "/v1/load_lora_adapter": Scope.OPERATE,
+    "/v1/unload_lora_adapter": Scope.OPERATE,
+    "/v1/lora_adapters": Scope.OPERATE,
 }
 OPERATE_PREFIXES = ("/v2/repository/models/", "/operations/")  # loads and unloads; drain, scale, reload
 

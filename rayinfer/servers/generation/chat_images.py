@@ -1,15 +1,13 @@
 """Images in conversations of every protocol: content parts of type `image_url` with a data: URL."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rayinfer.errors import BadImage, InvalidParameter
+from rayinfer.errors import InvalidParameter
 from rayinfer.images.inputs import PromptImage, check_num_images, checked_image, decode_image_text, take_images
 from rayinfer.images.prompts import IMAGE_MARKER
 from rayinfer.predictions import ImageInput, ImageLimits
-from rayinfer.servers.generation.prompt_outputs import PromptOutput
 from rayinfer.servers.request_limits import RequestLimits
 from rayinfer.servers.served_model import ServedModel
 
@@ -77,15 +75,3 @@ class ChatImages:
             return text
         assert model.image_prompts is not None, "checked with the images"
         return model.image_prompts.expand(text, [each.size for each in self.images], param)
-
-
-async def refusing_bad_images(outputs: AsyncGenerator[PromptOutput, None]) -> AsyncGenerator[PromptOutput, None]:
-    """Yield the outputs of a prompt with images; raises BadImage where the engine refuses it before any token."""
-    has_tokens = False
-    async with aclosing(outputs):
-        async for output in outputs:
-            for completion in output.output.outputs:
-                has_tokens = has_tokens or bool(completion.token_ids)
-                if completion.finish_reason == "error" and completion.error is not None and not has_tokens:
-                    raise BadImage(completion.error, "messages")
-            yield output

@@ -20,7 +20,7 @@ from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.caller import RequestContext
 from rayinfer.servers.generation.beam_outputs import search_beams
-from rayinfer.servers.generation.chat_images import refusing_bad_images
+from rayinfer.servers.generation.engine_refusals import refusing_bad_adapters, refusing_bad_images
 from rayinfer.servers.generation.generation_spans import generation_span
 from rayinfer.servers.generation.key_limits import check_model_and_priority, reserved_tokens, within_key_limits
 from rayinfer.servers.generation.prompt_outputs import PromptLists, PromptOutput, generate_outputs
@@ -236,6 +236,8 @@ class GenerationService:
             )
         lists = self._input_lists if generation.inputs else self._prompt_lists
         outputs = generate_outputs(generation.model.generator, requests, lists)
+        if generation.model.adapter is not None:
+            outputs = refusing_bad_adapters(outputs)
         return refusing_bad_images(outputs) if generation.images else outputs
 
     def dispatched_s(self, context: RequestContext, response_id: str) -> float | None:
@@ -246,7 +248,7 @@ class GenerationService:
 
     def _requests(self, context: RequestContext, generation: PreparedGeneration) -> list[GenerationRequest]:
         """Make one request of each prompt."""
-        timeout_s = self.remaining_s(context, generation.timeout_s)
+        timeout_s, adapter = self.remaining_s(context, generation.timeout_s), generation.model.adapter
         return [
             GenerationRequest(
                 request_id=uuid.uuid4().hex,  # ours: two clients may choose the same name
@@ -259,6 +261,8 @@ class GenerationService:
                 trace=self._traces is not None,
                 prediction=prediction,
                 images=generation.images,
+                adapter=None if adapter is None else adapter.id,
+                adapter_folder="" if adapter is None else adapter.folder,
             )
             for prompt, prediction in zip(generation.prompts, generation.inputs or repeat(None), strict=False)
         ]

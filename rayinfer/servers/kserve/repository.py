@@ -6,7 +6,7 @@ from typing import Any
 from rayinfer.errors import InvalidParameter, NotReady, NotSupported, UnknownModel
 from rayinfer.protocols import TensorModel
 from rayinfer.servers.caller import ANYONE, Caller, hide_other_models
-from rayinfer.servers.served_model import ServedModel
+from rayinfer.servers.served_model import ServedModel, base_models, names_of
 
 VERSION = "1"  # the only one of every model
 
@@ -29,7 +29,7 @@ class ModelRepository:
         """Look up a model that a caller may use; raises UnknownModel, which names no other models."""
         model: AnyModel | None = self._language_models.get(name) or self._tensor_models.get(name)
         if model is None or not caller.may_use(name):
-            served = ", ".join(self.names(caller)) or "none"
+            served = names_of(self.names(caller)) or "none"
             error = UnknownModel(f"The model {name!r:.200} does not exist. Served here: {served}.", "model")
             raise hide_other_models(error, caller)
         if version not in ("", VERSION):
@@ -45,7 +45,7 @@ class ModelRepository:
 
     def check_all_ready(self, caller: Caller = ANYONE) -> None:
         """Raise NotReady, naming what the caller may see, unless all models take requests that were not unloaded."""
-        models: dict[str, AnyModel] = {**self._language_models, **self._tensor_models}
+        models: dict[str, AnyModel] = {**base_models(self._language_models), **self._tensor_models}
         reasons = {name: self._reason_not_ready(each) for name, each in models.items() if name not in self._unloaded}
         if not reasons and not self._unloaded:
             raise NotReady("No model is loaded yet.")

@@ -18,8 +18,8 @@ def model_entry(model: ServedModel) -> dict[str, Any]:
         "model": tagged(model),
         "modified_at": timestamp(model.created),
         "size": 0,
-        "digest": hashlib.sha256(model.name.encode()).hexdigest(),
-        "details": _details(),
+        "digest": hashlib.sha256((model.name if model.adapter is None else model.adapter.id).encode()).hexdigest(),
+        "details": _details(model),
     }
 
 
@@ -39,7 +39,7 @@ def model_details(model: ServedModel) -> dict[str, Any]:
         "modelfile": f"FROM {model.name}\n",
         "parameters": "\n".join(f"{name} {value}" for name, value in defaults.items()),
         "template": model.chat_template.text or "",
-        "details": _details(),
+        "details": _details(model),
         "model_info": {
             "general.architecture": "transformer",
             "general.basename": model.name,
@@ -62,9 +62,9 @@ def tagged(model: ServedModel) -> str:
     return model.name if ":" in model.name else model.name + TAG
 
 
-def _details() -> dict[str, Any]:
+def _details(model: ServedModel) -> dict[str, Any]:
     return {
-        "parent_model": "",
+        "parent_model": "" if model.adapter is None else model.adapter.base,
         "format": "safetensors",
         "family": "transformer",
         "families": ["transformer"],

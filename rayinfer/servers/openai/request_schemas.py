@@ -24,7 +24,7 @@ from rayinfer.servers.openai.schemas import (
 )
 from rayinfer.servers.openapi import SCHEMA_PATH
 from rayinfer.servers.request_limits import RequestLimits
-from rayinfer.servers.served_model import ServedModel
+from rayinfer.servers.served_model import ServedModel, base_models
 from rayinfer.tokenization.chat_template import RESERVED_NAMES
 
 _MAX_INT32 = 2**31 - 1
@@ -72,7 +72,7 @@ def _of(body: type[BaseModel], schemas: dict[str, Any]) -> dict[str, Any]:
 
 
 def _descriptions(models: Mapping[str, ServedModel]) -> Iterator[ModelDescription]:
-    for model in models.values():
+    for model in base_models(models).values():
         try:
             yield model.generator.describe()
         except NotReady:

@@ -8,7 +8,7 @@ from starlette.types import Scope
 from rayinfer.servers.access.open_paths import route_path
 from rayinfer.servers.request_bounds import MAX_BODY_BYTES
 from rayinfer.servers.request_limits import RequestLimits
-from rayinfer.servers.served_model import ServedModel
+from rayinfer.servers.served_model import ServedModel, base_models
 
 UPLOAD_PATH = "/v1/files"
 _OTHER_FIELDS_BYTES = 2**16  # of a body with images or a file
@@ -33,7 +33,7 @@ class BodyLimits:
     @property
     def largest(self) -> int:
         """Bytes that a body may have on some path: more where a model takes images."""
-        takes_images = any("classify_images" in (model.tasks or ()) for model in self._models.values())
+        takes_images = any("classify_images" in (model.tasks or ()) for model in base_models(self._models).values())
         return self._max_image_body_bytes if takes_images or self._has_image_chats else self._max_body_bytes
 
     def of(self, scope: Scope) -> int:
@@ -50,4 +50,4 @@ class BodyLimits:
 
     @property
     def _has_image_chats(self) -> bool:
-        return any(model.takes_images for model in self._models.values())
+        return any(model.takes_images for model in self._models.values() if model.adapter is None)

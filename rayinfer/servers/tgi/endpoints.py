@@ -7,7 +7,8 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
-from rayinfer.servers.caller import find_usable_model, request_context
+from rayinfer.errors import InvalidParameter
+from rayinfer.servers.caller import find_usable_model, request_context, usable_models
 from rayinfer.servers.error_formats import choose_error_format, tgi_error
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.generation.prompt_tokens import PromptLimit
@@ -109,6 +110,17 @@ class TgiEndpoints:
         tokens = [_simple_token(text, token) for token in located]
         return _encode({"tokenize_response": tokens, "templated_text": text})
 
+    def _with_adapter(self, request: Request, model: ServedModel, body: GenerateBody) -> ServedModel:
+        """Return the model with the adapter that `adapter_id` names; raises InvalidParameter for one that it lacks."""
+        name = None if body.parameters is None else body.parameters.adapter_id
+        if name is None:
+            return model
+        base = model.name if model.adapter is None else model.adapter.base
+        found = usable_models(request, self._models).get(name)
+        if found is None or found.adapter is None or found.adapter.base != base:
+            raise InvalidParameter(f"adapter_id: the model {base!r} has no adapter {name!r:.200}", "adapter_id")
+        return found
+
     async def _respond(self, request: Request, *, stream: bool | None) -> Response:
         choose_error_format(request.scope, tgi_error)
         is_root = stream is None
@@ -116,7 +128,7 @@ class TgiEndpoints:
 
         def prepare(raw: dict[str, Any]) -> tuple[TgiGeneration, bool]:
             body = check_schema(GenerateBody, raw)
-            model = find_path_model(request, self._models, "generate")
+            model = self._with_adapter(request, find_path_model(request, self._models, "generate"), body)
             streams = bool(body.stream) if stream is None else stream
             limits = self._service.limits
             generation = make_generation(body, model, limits, stream=streams, returns_full_text=is_root)

@@ -2,7 +2,6 @@
 
 import secrets
 from dataclasses import dataclass
-from typing import Any
 
 from rayinfer.errors import InvalidParameter, PromptTooLong, shown
 from rayinfer.protocols import ModelDescription
@@ -122,13 +121,8 @@ def check_integer(name: str, value: int, low: int, high: int) -> None:
 
 
 def _refuse_unsupported(settings: GenerateParameters) -> None:
-    unsupported: dict[str, Any] = {
-        "watermark": settings.watermark,
-        "adapter_id": settings.adapter_id,
-    }
-    for name, value in unsupported.items():
-        if value is not None and value is not False:
-            raise InvalidParameter(f"{name} is not supported by this service.", name, "unsupported_parameter")
+    if settings.watermark:
+        raise InvalidParameter("watermark is not supported by this service.", "watermark", "unsupported_parameter")
 
 
 def _check_form(settings: GenerateParameters, limits: RequestLimits, *, stream: bool) -> None:

@@ -27,7 +27,7 @@ from rayinfer.servers.caller import caller_of, usable_models
 from rayinfer.servers.generation.server_sent_events import EVENT_HEADERS, EVENT_STREAM, event
 from rayinfer.servers.openapi import READ_ERRORS, responses
 from rayinfer.servers.operators.operations import ScalingDecisionsOf
-from rayinfer.servers.served_model import ServedModel
+from rayinfer.servers.served_model import ServedModel, base_models
 
 PATH = "/live"
 INTERVAL_S = 1.0
@@ -93,7 +93,7 @@ class LiveSamples:
     async def _collect(self) -> None:
         others = [] if self._other_metrics is None else await self._other_metrics()
         snapshots = [self._metrics.snapshot(), *others]
-        models = {name: _model_sample(name, model, snapshots) for name, model in list(self._models.items())}
+        models = {name: _model_sample(name, model, snapshots) for name, model in base_models(self._models).items()}
         self._queues = {name: _added_queues(name, snapshots) for name in models}
         if self._scaling_decisions is not None:
             for name, model in models.items():

@@ -1,0 +1,103 @@
+"""Folders of adapters on disk: those of settings, which stay, and those below a watched folder, which come and go."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rayinfer.kv_cache.adapter_id import CONFIG_FILE, WEIGHTS_FILE, folder_digest
+from rayinfer.servers.served_model import AdapterOrigin, ServedAdapter
+
+logger = logging.getLogger(__name__)
+
+Stamp = tuple[tuple[int, int], ...]  # sizes and times of the last change
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterFolders:
+    """Folders of a model's adapters, from its start on."""
+
+    base: str  # name of the model
+    modules: Mapping[str, str] = field(default_factory=dict)  # folders by adapters' names
+    watched: str | None = None  # a folder whose subfolders are adapters, by their names
+    roots: tuple[str, ...] = ()  # folders below which operators may load some
+
+
+class FolderScan:
+    """Adapters of one model on disk, as the latest scan has found them."""
+
+    def __init__(self, folders: AdapterFolders) -> None:
+        self._folders = folders
+        self._stamps: dict[str, Stamp] = {}  # of the latest scan, by folder
+        self._known: dict[str, tuple[Stamp, ServedAdapter]] = {}  # by folder
+        self._missing: set[str] = set()  # folders of settings that were not there
+
+    def scan(self, *, waits_for_rest: bool = True) -> dict[str, ServedAdapter]:
+        """Return the adapters by name; it reads those that are new or have changed, so it may take long.
+
+        A subfolder that is new counts once its files have been the same in two scans, as somebody may be writing them,
+        unless the first scan of a process is not to wait. A folder of the settings is read once.
+        """
+        found: dict[str, ServedAdapter] = {}
+        stamps: dict[str, Stamp] = {}
+        for name, folder, origin in self._all():
+            stamp = _stamp(folder)
+            if stamp is None:
+                self._note_missing(name, folder, origin)
+                continue
+            stamps[folder] = stamp
+            known = self._known.get(folder)
+            is_settled = origin == "settings" or not waits_for_rest or self._stamps.get(folder) == stamp
+            if known is None or (origin == "folder" and known[0] != stamp):
+                known = self._read(name, folder, origin, stamp) if is_settled else known
+            if known is not None:
+                found[name] = known[1]
+        self._stamps = stamps
+        self._known = {folder: known for folder, known in self._known.items() if folder in stamps}
+        return found
+
+    def _all(self) -> Iterator[tuple[str, str, AdapterOrigin]]:
+        if self._folders.watched is not None:
+            for folder in _subfolders(Path(self._folders.watched)):
+                yield folder.name, str(folder), "folder"
+        for name, path in self._folders.modules.items():
+            yield name, path, "settings"
+
+    def _read(self, name: str, folder: str, origin: AdapterOrigin, stamp: Stamp) -> tuple[Stamp, ServedAdapter] | None:
+        try:
+            digest = folder_digest(Path(folder))
+        except OSError as error:
+            logger.warning("adapter %s cannot be read: %s", name, error)
+            return None
+        if _stamp(folder) != stamp:
+            return self._known.get(folder)  # it is being written
+        adapter = ServedAdapter(name=name, folder=folder, digest=digest, base=self._folders.base, origin=origin)
+        self._known[folder] = (stamp, adapter)
+        self._missing.discard(folder)
+        return self._known[folder]
+
+    def _note_missing(self, name: str, folder: str, origin: AdapterOrigin) -> None:
+        if origin == "settings" and folder not in self._missing:
+            self._missing.add(folder)
+            logger.error("adapter %s is not served: %s has no %s and %s", name, folder, CONFIG_FILE, WEIGHTS_FILE)
+
+
+def has_adapter(folder: Path) -> bool:
+    """Return whether a folder has both files of an adapter."""
+    return _stamp(str(folder)) is not None
+
+
+def _subfolders(watched: Path) -> list[Path]:
+    try:
+        return sorted(path for path in watched.iterdir() if path.is_dir() and not path.name.startswith("."))
+    except OSError:
+        return []  # it is not there now
+
+
+def _stamp(folder: str) -> Stamp | None:
+    """Return what shows that an adapter's files have changed; None where one is missing."""
+    try:
+        stats = [(Path(folder) / name).stat() for name in (CONFIG_FILE, WEIGHTS_FILE)]
+    except OSError:
+        return None
+    return tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
