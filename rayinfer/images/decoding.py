@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rayinfer.errors import BadImage
-from rayinfer.images.shapes import ANSWER, IMAGE, PIXELS, ImageShape, TiledShape, worker_command
+from rayinfer.images.shapes import ANSWER, IMAGE, PIXELS, AnyShape, worker_command
 from rayinfer.predictions import DEFAULT_IMAGE_LIMITS, ImageLimits
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class ImageDecoder:
 
     def __init__(
         self,
-        shape: ImageShape | TiledShape,
+        shape: AnyShape,
         limits: ImageLimits = DEFAULT_IMAGE_LIMITS,
         *,
         num_processes: int = NUM_PROCESSES,
@@ -69,7 +69,7 @@ class ImageDecoder:
 class _DecodingProcess:
     """One process, which its first image starts, and the next one where it has died."""
 
-    def __init__(self, shape: ImageShape | TiledShape, limits: ImageLimits, timeout_s: float) -> None:
+    def __init__(self, shape: AnyShape, limits: ImageLimits, timeout_s: float) -> None:
         self._command = worker_command(shape, limits)
         self._shape = shape
         self._timeout_s = timeout_s

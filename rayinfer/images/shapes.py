@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from rayinfer.predictions import ImageLimits
 
+MAX_ASPECT_RATIO = 200  # of an image that is cut into patches, as in Qwen2-VL's image processor
 LONGEST_SIDE = 64  # of a scaled image, over its shortest: the rest of a longer one is squeezed
 MAX_TILED_SIDE = 4096  # of an image before it is cut into tiles, whatever the model's processor says
 
@@ -109,9 +110,68 @@ class TiledShape:
         return max(1, math.ceil(length / self.tile_side)) * self.tile_side
 
 
-def worker_command(shape: ImageShape | TiledShape, limits: ImageLimits) -> list[str]:
+class PatchGrid(NamedTuple):
+    """Rows and columns of an image's embeddings, each of a square of patches."""
+
+    num_rows: int
+    num_columns: int
+
+    @property
+    def num_embeddings(self) -> int:
+        """Embeddings of the image."""
+        return self.num_rows * self.num_columns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PatchedShape:
+    """Sizes near an image's own, in whole squares of patches, as Qwen2-VL's image processor chooses them."""
+
+    unit: int  # pixels a side of the square that one embedding stands for: a patch's side times `merge_size`
+    min_pixels: int
+    max_pixels: int
+    resample: int = 3  # Pillow's
+
+    def refusal(self, height: int, width: int) -> str | None:
+        """Return why an image of this size is not read; None if it is."""
+        if max(height, width) <= MAX_ASPECT_RATIO * min(height, width):
+            return None
+        return f"one side may be {MAX_ASPECT_RATIO} times as long as the other, got {width} x {height} pixels"
+
+    def scaled_size(self, height: int, width: int) -> tuple[int, int]:
+        """Return the height and width that an image is resized to: multiples of `unit`."""
+        unit = self.unit
+        scaled = round(height / unit) * unit, round(width / unit) * unit
+        if scaled[0] * scaled[1] > self.max_pixels:
+            factor = math.sqrt(height * width / self.max_pixels)
+            return max(unit, int(height / factor / unit) * unit), max(unit, int(width / factor / unit) * unit)
+        if scaled[0] * scaled[1] < self.min_pixels:
+            factor = math.sqrt(self.min_pixels / (height * width))
+            return math.ceil(height * factor / unit) * unit, math.ceil(width * factor / unit) * unit
+        return scaled
+
+    def grid(self, height: int, width: int) -> PatchGrid:
+        """Return the embeddings of an image of this size in pixels."""
+        return self.grid_of_result(*self.scaled_size(height, width))
+
+    def grid_of_result(self, height: int, width: int) -> PatchGrid:
+        """Return the embeddings of a decoded image."""
+        return PatchGrid(height // self.unit, width // self.unit)
+
+    def is_result(self, height: int, width: int) -> bool:
+        """Whether a decoded image may have this size."""
+        # The smallest image is at least one unit a side, whatever the limits: then they may be passed.
+        longest = MAX_ASPECT_RATIO * self.unit * self.unit
+        most = max(self.max_pixels, 4 * self.min_pixels, longest)
+        return not height % self.unit and not width % self.unit and 0 < height * width <= most
+
+
+AnyShape = ImageShape | TiledShape | PatchedShape
+
+
+def worker_command(shape: AnyShape, limits: ImageLimits) -> list[str]:
     """Return the command that starts the process."""
-    names = "from rayinfer.images.shapes import ImageShape, TiledShape; from rayinfer.predictions import ImageLimits"
+    shapes = f"from rayinfer.images.shapes import {type(shape).__name__}"
+    names = f"{shapes}; from rayinfer.predictions import ImageLimits"
     program = f"{names}; from rayinfer.images.worker import decode_for_parent; decode_for_parent({shape!r}, {limits!r})"
     return [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {program}"]
 

@@ -10,7 +10,7 @@ from typing import IO
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from rayinfer.images.shapes import ANSWER, IMAGE, PIXELS, REFUSED, ImageShape, TiledShape
+from rayinfer.images.shapes import ANSWER, IMAGE, PIXELS, REFUSED, AnyShape, ImageShape, PatchedShape, TiledShape
 from rayinfer.predictions import DEFAULT_IMAGE_LIMITS, ImageLimits
 
 FORMATS = ("JPEG", "PNG", "WEBP")
@@ -23,9 +23,7 @@ class RefusedImage(Exception):
     """An image that cannot be decoded, or is beyond a limit."""
 
 
-def decode_image(
-    content: bytes, shape: ImageShape | TiledShape | None, limits: ImageLimits = DEFAULT_IMAGE_LIMITS
-) -> Image.Image:
+def decode_image(content: bytes, shape: AnyShape | None, limits: ImageLimits = DEFAULT_IMAGE_LIMITS) -> Image.Image:
     """Decode an image to RGB at the model's size, or with None at its own; raises RefusedImage."""
     if len(content) > limits.max_bytes:
         raise RefusedImage(f"the image has {len(content):,} bytes, the limit is {limits.max_bytes:,}")
@@ -55,8 +53,8 @@ def _check_header(image: Image.Image, limits: ImageLimits) -> None:
         raise RefusedImage("the image has several frames, the limit is 1")
 
 
-def _upright(image: Image.Image, shape: ImageShape | TiledShape | None) -> Image.Image:
-    # An image that is cut into tiles keeps its size, of which the number of tiles follows.
+def _upright(image: Image.Image, shape: AnyShape | None) -> Image.Image:
+    # An image that is cut into tiles or patches keeps its size, of which their number follows.
     if isinstance(shape, ImageShape) and image.width * image.height > DRAFT_PIXELS:
         needed = 2 * max(shape.height, shape.width, shape.shortest_edge, *(shape.scaled or ()))
         image.draft("RGB", (needed, needed))  # of JPEGs only
@@ -64,8 +62,17 @@ def _upright(image: Image.Image, shape: ImageShape | TiledShape | None) -> Image
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def _in_shape(image: Image.Image, shape: ImageShape | TiledShape) -> Image.Image:
+def _in_shape(image: Image.Image, shape: AnyShape) -> Image.Image:
+    if isinstance(shape, PatchedShape):
+        return _whole(image, shape)
     return _tiled(image, shape) if isinstance(shape, TiledShape) else _resized(image, shape)
+
+
+def _whole(image: Image.Image, shape: PatchedShape) -> Image.Image:
+    if (reason := shape.refusal(image.height, image.width)) is not None:
+        raise RefusedImage(f"the image has no size that is read: {reason}")
+    height, width = shape.scaled_size(image.height, image.width)
+    return image.resize((width, height), shape.resample)
 
 
 def _tiled(image: Image.Image, shape: TiledShape) -> Image.Image:
@@ -93,7 +100,7 @@ def _resized(image: Image.Image, shape: ImageShape) -> Image.Image:
     return image.crop((left, top, left + shape.width, top + shape.height))
 
 
-def decode_for_parent(shape: ImageShape | TiledShape, limits: ImageLimits) -> None:
+def decode_for_parent(shape: AnyShape, limits: ImageLimits) -> None:
     """Decode images from standard input until it ends; the program of the process."""
     Image.MAX_IMAGE_PIXELS = None  # the limits here are smaller, and errors rather than warnings
     os.nice(NICENESS)

@@ -17,7 +17,7 @@ from rayinfer.images.inputs import (
     decode_image_text,
     take_images,
 )
-from rayinfer.images.prompts import IMAGE_MARKER, ImagePrompts
+from rayinfer.images.prompts import ImagePrompts
 from rayinfer.llm.arguments import Message, Prompt
 from rayinfer.predictions import ImageInput
 from rayinfer.tokenization.chat_template import ChatTemplate
@@ -66,7 +66,9 @@ class PromptReader:
         images = self._checked(found)
         if not images:
             return ImagePrompt(self._template.render(messages, **template_arguments))
-        text = self._template.render(marked, image_text=IMAGE_MARKER, **template_arguments)
+        assert self._image_prompts is not None, "checked with the images"
+        image_text = self._image_prompts.image_text
+        text = self._template.render(marked, image_text=image_text, **template_arguments)
         return self._expanded(text, images, "messages")
 
     def _expanded(self, text: str, images: Sequence[PromptImage], param: str) -> ImagePrompt:

@@ -131,6 +131,18 @@ class CausalDecoder(torch.nn.Module, Shardable):
         for layer in self.adapted_layers().values():
             layer.use_adapters(self.adapter_slots)
 
+    @property
+    def num_positions(self) -> int:
+        """Positions of the rotary tables; `fill_positions` gives the next ones to tokens of a step."""
+        raise NotImplementedError
+
+    def reserve_positions(self, num_tokens: int) -> None:
+        """Make room for so many tokens of a step that have three positions. It comes before `prepare`."""
+
+    def fill_positions(self, positions: torch.Tensor) -> None:
+        """Let the positions from `num_positions` on stand for these, time, height and width: int64 [3, num_tokens]."""
+        raise NotImplementedError
+
     def embed(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
         """token_ids [num_tokens] -> [num_tokens, hidden_size]."""
         return self.embed_tokens(token_ids)

@@ -25,11 +25,16 @@ _FAMILY_DEFAULTS: Mapping[str, RawConfig] = MappingProxyType(
         "gpt_oss": {"rms_norm_eps": 1e-5},
         "olmo2": {"rms_norm_eps": 1e-5},
         "olmo3": {"rms_norm_eps": 1e-5},
+        **{
+            name: {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0}
+            for name in ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text")
+        },
         "smollm3": {"tie_word_embeddings": True, "rope_theta": 2_000_000.0},
     }
 )
 _SHARED_FIELDS = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings")
 _TIED_BY_THE_WHOLE = frozenset(("idefics3", "smolvlm"))  # whose text_config does not decide on tie_word_embeddings
+_TIED_BY_EITHER = frozenset(("qwen2_vl", "qwen2_5_vl"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,4 +162,6 @@ def language_model_config(raw: RawConfig) -> RawConfig:
     merged = {**part, **{name: value for name, value in elsewhere.items() if part.get(name) is None}}
     if raw.get("model_type") in _TIED_BY_THE_WHOLE:
         merged["tie_word_embeddings"] = raw.get("tie_word_embeddings", False)
+    if raw.get("model_type") in _TIED_BY_EITHER:
+        merged["tie_word_embeddings"] = bool(raw.get("tie_word_embeddings") or part.get("tie_word_embeddings"))
     return merged

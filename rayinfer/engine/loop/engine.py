@@ -17,8 +17,9 @@ from rayinfer.engine.loop.step_failures import may_be_one_requests_fault
 from rayinfer.engine.plan.executor import Executor, StepHandle
 from rayinfer.engine.plan.executor_commands import SleepLevel, sleep_level
 from rayinfer.engine.plan.step_plan import Int32Array, PromptImages, StepPlan
+from rayinfer.engine.scheduling.placed_images import placed_images
 from rayinfer.engine.scheduling.request import Request, new_request
-from rayinfer.engine.scheduling.request_checks import checked_token_ids, placed_images
+from rayinfer.engine.scheduling.request_checks import checked_token_ids
 from rayinfer.engine.scheduling.scheduler import Scheduler
 from rayinfer.engine.worker.images.image_encoder import ImageEncoder
 from rayinfer.errors import EngineDead, InvalidParameter
@@ -259,8 +260,14 @@ class Engine:
             return None
         if self._images is None:
             raise InvalidParameter(f"{self.description.name} takes no images", "messages")
-        embeddings = tuple(image.embeddings for image in self._images.encode(request.images))
-        return placed_images(checked.token_ids[: checked.prompt_len], embeddings, self._images.image_token_id)
+        encoded = self._images.encode(request.images)
+        grids = [image.grid for image in encoded if image.grid is not None]
+        return placed_images(
+            checked.token_ids[: checked.prompt_len],
+            tuple(image.embeddings for image in encoded),
+            self._images.image_token_id,
+            grids or None,
+        )
 
     def _checked_request(self, request: GenerationRequest, source_token_ids: Int32Array | None = None) -> Request:
         return new_request(

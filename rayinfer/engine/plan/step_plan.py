@@ -19,6 +19,11 @@ class PromptImages(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     positions: Int32Array  # [num_tokens], ascending
     embeddings: tuple[Float32Matrix, ...]  # of each image, [its tokens, hidden_size]; num_tokens rows in all
 
+    # Of a model with three positions, those of the tokens up to the last image's last one, time, height and width:
+    # [3, num_tokens], and what is added to the positions behind them. None: tokens have one position.
+    rope_positions: Int32Matrix | None = None
+    rope_delta: int = 0
+
     def between(self, low: int, high: int) -> list[Float32Matrix]:
         """Return the embeddings of the positions low..high-1, counted from the first one."""
         parts, start = [], 0

@@ -4,7 +4,7 @@ from array import array
 
 import numpy as np
 
-from rayinfer.engine.plan.step_plan import Float32Matrix, Int32Array, PromptImages
+from rayinfer.engine.plan.step_plan import Int32Array
 from rayinfer.errors import InvalidParameter, PromptTooLong, shown
 from rayinfer.priority_queue import BACKGROUND_PRIORITY
 from rayinfer.protocols import GenerationRequest, ModelDescription
@@ -55,19 +55,6 @@ def _check_length(num_tokens: int, max_tokens: int | None, limit: int) -> None:
             "prompt",
             "context_length_exceeded",
         )
-
-
-def placed_images(prompt: Int32Array, embeddings: tuple[Float32Matrix, ...], image_token_id: int) -> PromptImages:
-    """Give images their places in a prompt; raises InvalidParameter unless it has a token for each embedding."""
-    positions = np.flatnonzero(prompt == image_token_id).astype(np.int32)
-    num_embeddings = sum(map(len, embeddings))
-    if len(positions) != num_embeddings:
-        raise InvalidParameter(
-            f"the prompt has {len(positions)} tokens for images, whose sizes make {num_embeddings}: each image needs"
-            " its own, and no other text may have them",
-            "messages",
-        )
-    return PromptImages(positions=positions, embeddings=embeddings)
 
 
 def token_array(prompt: list[int], vocab_size: int) -> Int32Array:

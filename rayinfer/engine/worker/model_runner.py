@@ -17,6 +17,7 @@ from rayinfer.engine.ranks.pipeline_link import ONLY_STAGE, Stage
 from rayinfer.engine.worker.draft_verification import sample_with_drafts
 from rayinfer.engine.worker.graphs.decode_graphs import DecodeGraphs
 from rayinfer.engine.worker.images.row_images import RowImages, StepImages
+from rayinfer.engine.worker.images.row_positions import RowPositions
 from rayinfer.engine.worker.prompt_scorer import PromptScorer
 from rayinfer.engine.worker.step_inputs import FutureTokens, StepInputs, upload_plan
 from rayinfer.engine.worker.step_results import NO_TOKENS, FinishedStep, HostCopies, PendingLogprobs, PendingSample
@@ -39,7 +40,7 @@ class ModelRunner:
         self._device = device
         self._upload = StepUpload(device)
         self._graphs: DecodeGraphs | None = None
-        self._row_images = RowImages()
+        self._row_images, self._row_positions = RowImages(), RowPositions()
         self.future_tokens = FutureTokens(sampler.num_rows + 1, device)  # one more for padding
         self._no_tokens = [torch.zeros(0, dtype=dtype) for dtype in (torch.int64, torch.bool)]
         self._stage = stage
@@ -84,6 +85,7 @@ class ModelRunner:
     def _add_row(self, new_request: NewRequestData) -> None:
         if self._stage.coordinates.is_first_stage:
             self._row_images.add_row(new_request)
+        self._row_positions.add_row(new_request)
         self._slot_of_row[new_request.row] = -1
         if new_request.adapter is not None and new_request.adapter_slot is not None:
             assert self.adapters is not None, "an engine without adapters"
@@ -109,9 +111,10 @@ class ModelRunner:
         assert decoder is not None, "a step without a model"
         images, adapters = self._row_images.in_step(plan), self._token_slots(plan)
         needs_no_more = images is None and adapters is None and not self._prompt_scorer.scores(plan)
+        placed = self._placed(decoder, plan)
         if self._graphs is not None and self._graphs.fits(plan) and needs_no_more:
-            return self._replay(self._graphs, plan)
-        inputs = upload_plan(plan, self._upload, adapters)
+            return self._replay(self._graphs, placed)
+        inputs = upload_plan(placed, self._upload, adapters)
         hidden = self._hidden(decoder, plan, inputs, images)
         if self.on_states is not None and isinstance(decoder, CausalDecoder) and decoder.states_read is not None:
             self.on_states(plan, decoder.states_read)
@@ -132,6 +135,18 @@ class ModelRunner:
                 sampled = structs.replace(sampled, prompt_logprobs=prompt_logprobs.result())
             return FinishedStep(sampled)
         return self._sample(plan, logits, inputs.sampled_rows, prompt_logprobs)
+
+    def _placed(self, decoder: Decoder, plan: StepPlan) -> StepPlan:
+        """Return the step with positions as the decoder looks them up, which those of images differ from."""
+        if not self._row_positions.are_changed:
+            return plan
+        assert isinstance(decoder, CausalDecoder), "images without a model that reads them"
+        positions = self._row_positions.in_step(plan, decoder.num_positions)
+        if positions is None:
+            return plan
+        if positions.spare.shape[1]:
+            decoder.fill_positions(torch.from_numpy(positions.spare).to(self._device))
+        return structs.replace(plan, positions=positions.by_token)
 
     def _token_slots(self, plan: StepPlan) -> ops.TokenSlots | None:
         """Return the slots of the tokens' adapters; None where no request of the step has one."""

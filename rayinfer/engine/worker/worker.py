@@ -152,6 +152,7 @@ class Worker(ABC):
             self.longest_sequence,
             self._states_read,
             self.config.num_adapter_slots,
+            self.config.max_num_batched_tokens,
         )
 
     @property
@@ -348,8 +349,11 @@ def _prepare(
     longest_sequence: int,
     states_read: Sequence[int],
     num_adapter_slots: int,
+    max_num_batched_tokens: int,
     decoder: Decoder,
 ) -> None:
+    if isinstance(decoder, CausalDecoder):
+        decoder.reserve_positions(max_num_batched_tokens)
     if num_adapter_slots:
         assert isinstance(decoder, CausalDecoder), "checked before"
         decoder.use_adapters(num_adapter_slots)

@@ -34,6 +34,8 @@ ARCHITECTURES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "Olmo3ForCausalLM": ("olmo", "Olmo3ForCausalLM"),
         "Phi3ForCausalLM": ("phi3", "Phi3ForCausalLM"),
         "Qwen2ForCausalLM": ("qwen2", "Qwen2ForCausalLM"),
+        "Qwen2VLForConditionalGeneration": ("qwen2_vl", "Qwen2VLForConditionalGeneration"),
+        "Qwen2_5_VLForConditionalGeneration": ("qwen2_vl", "Qwen2VLForConditionalGeneration"),
         "Qwen3ForCausalLM": ("qwen3", "Qwen3ForCausalLM"),
         "Qwen3MoeForCausalLM": ("qwen3_moe", "Qwen3MoeForCausalLM"),
         "SmolLM3ForCausalLM": ("smollm3", "SmolLM3ForCausalLM"),

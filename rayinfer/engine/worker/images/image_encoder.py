@@ -13,7 +13,7 @@ import torch
 from rayinfer.engine.plan.step_plan import Float32Matrix
 from rayinfer.errors import BadImage
 from rayinfer.images.decoding import ImageDecoder, Pixels
-from rayinfer.images.shapes import TiledShape
+from rayinfer.images.shapes import PatchedShape, PatchGrid, TiledShape
 from rayinfer.models.vision.image_model import ImageModel
 from rayinfer.predictions import ImageInput
 
@@ -27,10 +27,11 @@ NICENESS = 5  # of the thread that encodes, below the engine's
 class EncodedImage:
     """Embeddings of an image, which are found by its digest as long as this is referred to."""
 
-    __slots__ = ("__weakref__", "embeddings")
+    __slots__ = ("__weakref__", "embeddings", "grid")
 
-    def __init__(self, embeddings: Float32Matrix) -> None:
+    def __init__(self, embeddings: Float32Matrix, grid: PatchGrid | None = None) -> None:
         self.embeddings = embeddings  # [num_tokens, hidden_size]
+        self.grid = grid  # where the embeddings' tokens have positions by row and column
 
 
 class ImageEncoder:
@@ -43,7 +44,7 @@ class ImageEncoder:
     def __init__(
         self,
         load: Callable[[], ImageModel],
-        shape: TiledShape,
+        shape: TiledShape | PatchedShape,
         *,
         cache_bytes: int = CACHE_BYTES,
         decoder: ImageDecoder | None = None,
@@ -117,7 +118,7 @@ class ImageEncoder:
         if self._model is None:
             self._model = self._load()
         try:
-            encoded = EncodedImage(self._model.encode(pixels).numpy())
+            encoded = EncodedImage(self._model.encode(pixels).numpy(), self._model.grid(pixels))
         except RuntimeError as error:  # of torch, such as for want of memory
             _logger.exception("an image of %d bytes could not be encoded", len(image.content))
             raise BadImage(f"the image could not be encoded: {type(error).__name__}", "image") from error

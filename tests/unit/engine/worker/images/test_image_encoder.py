@@ -32,6 +32,9 @@ class SumModel:
         sums = pixels.view(-1, 8 * 8 * 3).float().sum(1)
         return sums[:, None].expand(-1, 4).contiguous()
 
+    def grid(self, pixels):
+        return None
+
 
 @pytest.fixture
 def model():

@@ -1,0 +1,48 @@
+"""Qwen2-VL and Qwen2.5-VL (Wang et al. 2024, Bai et al. 2025), the language model: a Qwen2 with three positions.
+
+Embeddings of images take the places of a marker's; `rayinfer.models.vision` computes them.
+"""
+
+import torch
+
+from rayinfer.layers.multimodal_rope import MultimodalRotaryEmbedding
+from rayinfer.layers.norms import RMSNorm
+from rayinfer.models.architectures.llama_layers import llama_layers
+from rayinfer.models.causal_decoder import CausalDecoder
+from rayinfer.models.model_config import ModelConfig
+from rayinfer.models.sliding_windows import windows_by_layer
+
+_TEXT_PREFIX = "model.language_model."
+_IMAGE_PARTS = ("visual.", "model.visual.")
+
+
+class Qwen2VLForConditionalGeneration(CausalDecoder):
+    """The text half of the checkpoint; its tensors for images are read elsewhere."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        rotary = MultimodalRotaryEmbedding(config.head_dim, config.max_position_embeddings, config.rope)
+        layers = llama_layers(config, rotary, windows=windows_by_layer(config), qkv_bias=True)
+        norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        super().__init__(config, layers, norm, [rotary] * config.num_layers)
+        self._rotary = rotary
+
+    def known_name(self, tensor_name: str) -> str | None:
+        """Rename the tensors of the text half as Qwen2's; None for those of the vision half."""
+        if tensor_name.startswith(_IMAGE_PARTS):
+            return None
+        if tensor_name.startswith(_TEXT_PREFIX):
+            tensor_name = "model." + tensor_name.removeprefix(_TEXT_PREFIX)
+        return super().known_name(tensor_name)
+
+    @property
+    def num_positions(self) -> int:
+        """See CausalDecoder."""
+        return self._rotary.num_positions
+
+    def reserve_positions(self, num_tokens: int) -> None:
+        """See CausalDecoder."""
+        self._rotary.reserve(num_tokens)
+
+    def fill_positions(self, positions: torch.Tensor) -> None:
+        """See CausalDecoder."""
+        self._rotary.fill(positions)
