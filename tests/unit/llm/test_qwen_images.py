@@ -6,7 +6,6 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from rayinfer import LLM, SamplingParams
-from rayinfer.errors import InvalidParameter, RequestError
 from support.golden.image_answers import GREEDY, check_like_transformers, generate, prompt_of, text_of, tokens_of
 from support.tiny_models.tiny_qwen_vision import IMAGE, TransformersQwenVision, make_tiny_qwen_vision_model
 from support.tiny_models.tiny_vision import picture_of
@@ -107,75 +106,3 @@ def test_a_continued_request_gets_its_positions_again(llm):
     (rest,) = generate(llm, [with_output], SamplingParams(temperature=0.0, max_tokens=44, ignore_eos=True))
     assert rest.num_cached_tokens > len(whole.prompt_token_ids)
     assert rest.outputs[0].token_ids == whole.outputs[0].token_ids[20:]
-
-
-def test_drafts_are_verified_at_their_positions(folder, llm):
-    prompt = prompt_of([picture_of(30, 70)], IMAGE)
-    (wanted,) = generate(llm, [prompt], GREEDY)
-    params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
-    with LLM(str(folder), speculation="auto", **SETTINGS) as drafting:
-        assert tokens_of(generate(drafting, [prompt, prompt], params)) == tokens_of([wanted, wanted])
-        assert drafting.stats.accepted_draft_tokens_total > 0
-
-
-def test_blocks_are_shared_by_the_same_images_only(llm):
-    one, other = picture_of(70, 70, 2), picture_of(70, 70, 3)
-    alone, with_other, again = (generate(llm, [prompt_of([image], IMAGE)])[0] for image in (one, other, one))
-    assert with_other.num_cached_tokens == 0
-    assert again.num_cached_tokens >= len(again.prompt_token_ids) - 8
-    assert tokens_of([alone]) == tokens_of([again]) != tokens_of([with_other])
-
-
-def test_a_conversation_is_written_by_the_checkpoints_template(llm, theirs):
-    image, asked = picture_of(60, 40), {"type": "text", "text": "What is this?"}
-    chat = [{"role": "user", "content": [{"type": "image", "image": image}, asked]}]
-    (output,) = llm.chat(chat, GREEDY, use_tqdm=False)
-    inputs = theirs.inputs(f"<|im_start|>user\n{IMAGE}What is this?<|im_end|>\n<|im_start|>assistant\n", [image])
-    check_like_transformers(output, inputs, theirs)
-
-
-def test_a_config_without_a_part_for_text_is_read(folder, theirs, tmp_path):
-    """As published checkpoints have it."""
-    config = json.loads((folder / "config.json").read_text())
-    text = config.pop("text_config")
-    rope = text.pop("rope_parameters")
-    scaling = {"type": "mrope", "mrope_section": rope["mrope_section"]}
-    flat = text | config | {"model_type": "qwen2_5_vl", "rope_theta": rope["rope_theta"], "rope_scaling": scaling}
-    for file in folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "config.json").write_text(json.dumps(flat))
-    with LLM(str(tmp_path), **SETTINGS) as llm:
-        (output,) = generate(llm, [prompt_of(pictures("wide"), IMAGE)], GREEDY)
-    check_like_transformers(output, inputs_of("wide", theirs), theirs)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "error", "message"),
-    [
-        ({"prompt": "a", "multi_modal_data": {"video": b""}}, InvalidParameter, "image alone, got.*video"),
-        (prompt_of([picture_of(201, 1)], IMAGE), InvalidParameter, "200 times as long as the other, got 201 x 1"),
-        ({"prompt_token_ids": [5], "multi_modal_data": {"image": picture_of(201, 1)}}, RequestError, "200 times"),
-        (prompt_of([picture_of(9, 9)], IMAGE, "no marker"), InvalidParameter, r"<\|image_pad\|> 0 times, for 1 im"),
-    ],
-    ids=["video", "longer than wide", "longer than wide, by tokens", "no marker"],
-)
-def test_what_cannot_be_read_is_refused(prompt, error, message, llm):
-    with pytest.raises(error, match=message):
-        generate(llm, [prompt])
-    assert not llm.has_unfinished_requests()
-
-
-def test_videos_in_conversations_are_refused_by_name(llm):
-    chat = [{"role": "user", "content": [{"type": "video", "video": "x.mp4"}]}]
-    with pytest.raises(InvalidParameter, match="got 'video'"):
-        llm.chat(chat, use_tqdm=False)
-
-
-def test_the_tokens_of_an_image_must_stand_together(llm):
-    image = picture_of(16, 16)
-    (output,) = generate(llm, [prompt_of([image], IMAGE)])
-    token_ids = output.prompt_token_ids
-    place = token_ids.index(llm.get_tokenizer().encode("<|image_pad|>")[-1])
-    torn = [*token_ids[: place + 1], 7, *token_ids[place + 1 :]]
-    with pytest.raises(InvalidParameter, match="must stand together"):
-        generate(llm, [{"prompt_token_ids": torn, "multi_modal_data": {"image": image}}])
