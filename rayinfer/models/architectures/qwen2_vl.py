@@ -5,8 +5,8 @@ Embeddings of images take the places of a marker's; `rayinfer.models.vision` com
 
 import torch
 
-from rayinfer.layers.multimodal_rope import MultimodalRotaryEmbedding
 from rayinfer.layers.norms import RMSNorm
+from rayinfer.layers.rotary_embedding import MultimodalRotaryEmbedding
 from rayinfer.models.architectures.llama_layers import llama_layers
 from rayinfer.models.causal_decoder import CausalDecoder
 from rayinfer.models.model_config import ModelConfig

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from rayinfer.layers.multimodal_rope import MultimodalRotaryEmbedding
-from rayinfer.layers.rotary_embedding import RotaryEmbedding
+from rayinfer.layers.rotary_embedding import MultimodalRotaryEmbedding, RotaryEmbedding
 
 CPU = torch.device("cpu")
 ROPE = {"rope_theta": 1e4, "mrope_section": [2, 1, 1]}
