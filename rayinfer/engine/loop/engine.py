@@ -16,8 +16,8 @@ from rayinfer.engine.loop.schedule_recorder import ScheduleRecorder
 from rayinfer.engine.loop.step_failures import may_be_one_requests_fault
 from rayinfer.engine.plan.executor import Executor, StepHandle
 from rayinfer.engine.plan.executor_commands import SleepLevel, sleep_level
-from rayinfer.engine.plan.placed_images import placed_images
 from rayinfer.engine.plan.step_plan import Int32Array, PromptImages, StepPlan
+from rayinfer.engine.scheduling.placed_images import placed_images
 from rayinfer.engine.scheduling.request import Request, new_request
 from rayinfer.engine.scheduling.request_checks import checked_token_ids
 from rayinfer.engine.scheduling.scheduler import Scheduler

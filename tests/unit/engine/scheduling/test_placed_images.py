@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rayinfer.engine.plan.placed_images import placed_images
+from rayinfer.engine.scheduling.placed_images import placed_images
 from rayinfer.errors import InvalidParameter
 from rayinfer.images.headers import ImageSize
 from rayinfer.images.prompts import ImagePrompts
