@@ -1,6 +1,6 @@
 """Qwen2 and Qwen2.5 (Yang et al. 2024): Llama with biases on queries, keys and values, and windows in some layers.
 
-Qwen2-VL and Qwen2.5-VL (Wang et al. 2024, Bai et al. 2025) have such a language model, whose tokens have three positions.
+Qwen2-VL and Qwen2.5-VL (Wang et al. 2024, Bai et al. 2025) have such a language model; tokens have three positions.
 Embeddings of images take the places of a marker's; `rayinfer.models.vision` computes them.
 """
 
