@@ -58,12 +58,14 @@ def test_answers_are_those_of_transformers_in_a_batch_and_in_chunks(llm, folder,
         assert tokens_of(check_cases(llm, theirs)) == tokens_of(check_cases(chunking, theirs))
 
 
+@pytest.mark.models  # for their time
 @pytest.mark.parametrize("ranks", ["tensor_parallel_size", "pipeline_parallel_size"])
 def test_answers_are_those_of_transformers_over_ranks(ranks, folder, theirs):
     with LLM(str(folder), **SETTINGS | CHUNKS | {ranks: 2}) as llm:
         check_cases(llm, theirs, ["three"])
 
 
+@pytest.mark.models
 def test_answers_of_the_first_family_are_those_of_transformers(tmp_path):
     folder = make_tiny_qwen_vision_model(tmp_path, family="qwen2_vl", tie=True)
     with LLM(str(folder), **SETTINGS | CHUNKS) as llm:
