@@ -219,6 +219,7 @@ class EngineStats:
     stage_idle_shares: list[float] = field(default_factory=list)  # of the time with work so far, by stage of a pipeline
     kv_store: KVStoreStats | None = None  # None without a store
     kv_transfer: KVTransferStats | None = None  # None without transfers
+    adapters_in_memory: list[str] = field(default_factory=list)  # digests of those used last
 
     @property
     def kv_cache_usage(self) -> float:

@@ -157,6 +157,11 @@ class ModelDescription:
         return self.max_model_len - (1 if generates and self.scores_prompts else 0)
 
     @property
+    def cache_config(self) -> dict[str, str]:
+        """Labels of vLLM's `cache_config_info`, under its names."""
+        return {"block_size": str(self.block_size), "num_gpu_blocks": str(self.kv_blocks_total)}
+
+    @property
     def capacity(self) -> str:
         """Sizes that the engine was built with, in one line."""
         if self.predictor is not None:

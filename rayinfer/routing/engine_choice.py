@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from rayinfer.kv_cache.adapter_id import digest_in
 from rayinfer.outputs import Credits
 from rayinfer.protocols import GenerationRequest
 
@@ -12,6 +13,9 @@ DECODING_WEIGHT = 0.1  # delay by a token in flight, relative to a prompt token 
 WORTH_OF_STORED = 0.9  # of a cached token: the disk is a seventh of the time to compute it, shared memory a fiftieth
 MAX_IMBALANCE = 2.0  # a cached prefix does not attract requests to an engine with more than so many times the fewest
 MAX_EXTRA_REQUESTS = 2  # ... and so many requests more
+# Prompt tokens whose time it takes to read an adapter, and what that evicts: such an engine is passed over for one that
+# has it in memory, within the limits of a cached prefix.
+ADAPTER_LOAD_TOKENS = 256
 
 
 class RequestCost(NamedTuple):
@@ -21,6 +25,7 @@ class RequestCost(NamedTuple):
     num_requests: int
     num_tokens: int  # prompts and expected outputs: what they will hold in the cache
     num_prefill_tokens: int  # of prompts, computed before the first token
+    adapter: str | None = None  # the digest of its adapter
 
 
 @dataclass(slots=True)
@@ -101,14 +106,16 @@ class Candidate(NamedTuple):
     load: EngineLoad
     num_cached_tokens: int  # of the request's prompt; of those in the machine's store a part
     num_cached_blocks: int  # of all requests
+    has_adapter: bool = True  # in memory, if the request has one
 
 
 def choose(candidates: Sequence[Candidate]) -> Candidate:
     """Choose the engine that will have computed the prompt first.
 
     That is the one with the fewest uncached prompt tokens to compute, this request's included; tokens in flight count
-    a little. No prefix, however long, attracts requests to an engine that has many more of them than another. Ties go
-    to the emptier cache, then to the engine chosen least recently.
+    a little, and an adapter to be read as some prompt tokens. Neither a prefix, however long, nor an adapter attracts
+    requests to an engine that has many more of them than another. Ties go to the emptier cache, then to the engine
+    chosen least recently.
     """
     if len(candidates) == 1:
         return candidates[0]
@@ -120,6 +127,7 @@ def choose(candidates: Sequence[Candidate]) -> Candidate:
 def _delay(candidate: Candidate) -> tuple[float, int, int]:
     load = candidate.load
     cost = load.num_prefill_tokens + DECODING_WEIGHT * load.num_tokens - candidate.num_cached_tokens
+    cost += 0 if candidate.has_adapter else ADAPTER_LOAD_TOKENS
     return (cost, candidate.num_cached_blocks, load.last_chosen)
 
 
@@ -148,6 +156,7 @@ def cost_of(request: GenerationRequest) -> RequestCost:
         choices,
         num_prompt + choices * _expected_output(request),
         num_prompt + len(request.output_token_ids),
+        None if request.adapter is None else digest_in(request.adapter),
     )
 
 

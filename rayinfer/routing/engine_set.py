@@ -14,6 +14,7 @@ from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import EngineState, StepMessage, TraceEvent
 from rayinfer.predictions import PredictorDescription
 from rayinfer.protocols import EngineClient, KVAddress, KVSource, ModelDescription
+from rayinfer.routing.adapters.adapter_residency import AdapterResidency
 from rayinfer.routing.engine_choice import (
     WORTH_OF_STORED,
     Candidate,
@@ -66,6 +67,7 @@ class EngineSet:
     ) -> None:
         self.links: dict[str, EngineLink] = {}
         self.prefixes = PrefixIndex(clock)
+        self.residency = AdapterResidency(clock)
         self.capacity_listeners: list[Callable[[str | None], None]] = []
         self.join_listeners: list[Callable[[EngineLink], None]] = []
         self.find_missing_files: Callable[[], str] = lambda: ""
@@ -126,7 +128,7 @@ class EngineSet:
         self._update_members()
         self.prefixes.add_engine(name, description.kv_store)
         self._metrics.set_engine_stats(self._model_name, name, link.stats)
-        self._metrics.set_engine_config(self._model_name, name, _cache_config(description))
+        self._metrics.set_engine_config(self._model_name, name, description.cache_config)
         for other in list(self.links.values()):
             if other.is_draining:
                 self._migrate_streams(other)
@@ -152,6 +154,7 @@ class EngineSet:
         logger.log(logging.INFO if link.is_draining else logging.WARNING, "engine %s is gone: %s", name, reason)
         self._not_ready_reason = "an engine is gone"
         self.prefixes.remove_engine(name)
+        self.residency.remove_engine(name)
         self._metrics.drop_engine(self._model_name, name)
         if not (link.is_draining or self._is_closed):
             self._metrics.engine_lost(self._model_name)
@@ -235,13 +238,16 @@ class EngineSet:
             num_cached = self._num_cached_tokens(link, block_hashes) if block_hashes else 0
             if ignore_credits or link.load.has_credits(less_cached(cost, num_cached), link.stats.credits):
                 num_blocks = self.prefixes.num_blocks(link.name)
-                candidates.append(Candidate(link.name, link.load, num_cached, num_blocks))
+                has_adapter = cost.adapter is None or self.residency.has(link.name, cost.adapter)
+                candidates.append(Candidate(link.name, link.load, num_cached, num_blocks, has_adapter))
         if not candidates:
             return None
         fitting = of_fitting_role(candidates, cost, self._prefill_names, self._roles, continues=continues)
         chosen = choose(fitting)
         source = self._find_source(self.links[chosen.name], block_hashes)
         link = self._note_choice(chosen, block_hashes)
+        if cost.adapter is not None:
+            self.residency.expect(chosen.name, cost.adapter)
         return RoutingDecision(
             link,
             chosen.num_cached_tokens,
@@ -365,6 +371,7 @@ class EngineSet:
 
     def _note_message(self, name: str, message: StepMessage) -> None:
         self._metrics.set_engine_stats(self._model_name, name, message.stats)
+        self.residency.update(name, message.stats.adapters_in_memory)
         if message.blocks_stored or message.blocks_removed:
             self.prefixes.update(name, message.blocks_stored, message.blocks_removed)
         link = self.links.get(name)
@@ -388,8 +395,3 @@ def _predictor_of(tightest: ModelDescription, known: Sequence[ModelDescription])
     if tightest.predictor is None or len(digests) == 1:
         return tightest.predictor
     return replace(tightest.predictor, digest="")
-
-
-def _cache_config(description: ModelDescription) -> dict[str, str]:
-    """Return the labels of vLLM's `cache_config_info`, under its names."""
-    return {"block_size": str(description.block_size), "num_gpu_blocks": str(description.kv_blocks_total)}

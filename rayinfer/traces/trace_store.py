@@ -68,8 +68,12 @@ class TraceStore:
         received_s: float,
         tenant: str = "",
         prompt_token_ids: Sequence[int] = (),
+        adapter: str | None = None,
     ) -> None:
-        """Begin the trace of a client request, which has one internal request for each prompt."""
+        """Begin the trace of a client request, which has one internal request for each prompt.
+
+        Its first event has the name and digest of its adapter.
+        """
         prompts = {request_id: prompt for prompt, request_id in enumerate(request_ids)}
         stored = StoredTrace(name=name, response_id=response_id, model=model, tenant=tenant, prompts=prompts)
         if self._keeps_prompts:
@@ -77,7 +81,8 @@ class TraceStore:
         same_name = self._by_name.setdefault((tenant, name), [])
         same_name.append(stored)
         self._by_request_id.update(dict.fromkeys(prompts, stored))
-        stored.trace.record("received", time_s=received_s, num_prompts=len(request_ids))
+        with_adapter = {} if adapter is None else {"adapter": adapter}
+        stored.trace.record("received", time_s=received_s, num_prompts=len(request_ids), **with_adapter)
         self._note_change(stored)
         if len(same_name) > MAX_SAME_NAME:
             self._forget(same_name[0])

@@ -39,6 +39,8 @@ from rayinfer.protocols import (
     Wake,
 )
 
+MAX_REPORTED_ADAPTERS = 256  # to routers, with every step
+
 logger = logging.getLogger(__name__)
 
 
@@ -213,6 +215,8 @@ class Engine:
         stats = self.scheduler.stats
         stats.state = self._life.state
         stats.stage_idle_shares = list(self._executor.stage_idle_shares)
+        if self._adapters is not None:
+            stats.adapters_in_memory = self._adapters.in_memory[-MAX_REPORTED_ADAPTERS:]
         return stats
 
     @property

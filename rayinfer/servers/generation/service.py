@@ -233,6 +233,7 @@ class GenerationService:
                 received_s=context.identity.received_s,
                 tenant=context.caller.tenant,
                 prompt_token_ids=next(iter(generation.prompts), ()),
+                adapter=requests[0].adapter if requests else None,
             )
         lists = self._input_lists if generation.inputs else self._prompt_lists
         outputs = generate_outputs(generation.model.generator, requests, lists)
