@@ -6,14 +6,12 @@ from rayinfer_deployments.cli.bench.engine_benchmarks import (
     gpu,
     jobs,
     kernels,
-    kv_store,
     offline,
     parallel,
     peers,
     scheduler,
-    speculation,
-    structured,
 )
+from rayinfer_deployments.cli.bench.feature_benchmarks import adapters, kv_store, speculation, structured
 from rayinfer_deployments.cli.bench.predictor_benchmarks import predictors
 from rayinfer_deployments.cli.bench.service_benchmarks import batches, hostile, router, serve
 from rayinfer_deployments.cli.bench.study_benchmarks import autoscaling, quality, roles, routing
@@ -24,6 +22,7 @@ BENCHMARKS = (
     structured,
     kv_store,
     speculation,
+    adapters,
     serve,
     batches,
     scheduler,

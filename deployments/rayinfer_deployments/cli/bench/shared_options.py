@@ -94,3 +94,11 @@ def typed_command() -> str:
 def split_names(text: str) -> list[str]:
     """Split names with commas between."""
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def positive_numbers(text: str, what: str) -> list[int]:
+    """Return numbers with commas between; raises ConfigError."""
+    numbers = [int(name) for name in split_names(text) if name.isdigit() and int(name)]
+    if len(numbers) != len(split_names(text)) or not numbers:
+        raise ConfigError(f"expected numbers of {what} with commas between, got {text!r}")
+    return numbers

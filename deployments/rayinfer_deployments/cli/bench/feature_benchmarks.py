@@ -1,0 +1,148 @@
+"""Benchmarks of what requests may ask of an engine: structured outputs, stored prefixes, drafts, adapters."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rayinfer.config import DEFAULT_MODEL
+from rayinfer_deployments.cli.bench.shared_options import (
+    JsonFile,
+    Model,
+    positive_numbers,
+    progress_log,
+    show,
+    split_names,
+    typed_command,
+)
+from rayinfer_deployments.cli.failures import interrupt_on_signals
+from rayinfer_deployments.cli.options.config_options import with_engine_options
+
+
+@with_engine_options
+def structured(
+    model: Model = DEFAULT_MODEL,
+    streams: Annotated[str, typer.Option(help="requests at once, with commas between")] = "1,32",
+    num_tokens: Annotated[int, typer.Option(min=8, help="tokens of an answer")] = 96,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds of both, one after the other; the median counts")] = 7,
+    temperature: Annotated[float, typer.Option(min=0.0, help="of all requests")] = 1.0,
+    json_file: JsonFile = None,
+    engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
+) -> None:
+    """Answers held to JSON schemas beside free ones, in turns, and the compilation of a schema of 10 kB."""
+    from rayinfer.benchmark.offline.structured import run_structured_benchmark
+
+    with progress_log() as log:
+        report = run_structured_benchmark(
+            model,
+            engine_settings,
+            positive_numbers(streams, "streams"),
+            num_tokens=num_tokens,
+            num_rounds=rounds,
+            temperature=temperature,
+            command=typed_command(),
+            log=log,
+        )
+    show(report, json_file)
+
+
+@with_engine_options
+def kv_store(
+    model: Model = DEFAULT_MODEL,
+    prefix_tokens: Annotated[int, typer.Option(min=64, help="tokens of a prefix")] = 2000,
+    prefixes: Annotated[int, typer.Option(min=1, help="prefixes, one after the other; the median counts")] = 7,
+    streams: Annotated[int, typer.Option(min=1, help="prefixes that come at once")] = 16,
+    num_requests: Annotated[int, typer.Option(min=1, help="requests in a batch of which nothing is stored")] = 32,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds of such batches with and without a store")] = 5,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="folder for kv-store.md and .json")] = None,
+    json_file: JsonFile = None,
+    engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
+) -> None:
+    """First tokens behind prefixes that another engine computed, and what the store costs where nothing is found."""
+    interrupt_on_signals()  # its shared memory has to be freed
+    from rayinfer.benchmark.offline.kv_store import run_kv_store_benchmark
+    from rayinfer.benchmark.report import write_json, write_markdown
+
+    with progress_log() as log:
+        report = run_kv_store_benchmark(
+            model,
+            engine_settings,
+            prefix_tokens=prefix_tokens,
+            num_prefixes=prefixes,
+            num_streams=streams,
+            num_requests=num_requests,
+            num_rounds=rounds,
+            command=typed_command(),
+            log=log,
+        )
+    show(report, json_file)
+    if output is not None:
+        notes = (f"`{report.command}`, {report.kernels} kernels", str(report.environment))
+        write_markdown(output / "kv-store.md", "KV block store", report.tables(), *notes)
+        write_json(report, output / "kv-store.json")
+
+
+@with_engine_options
+def speculation(
+    model: Model = DEFAULT_MODEL,
+    drafts: Annotated[str, typer.Option(help="measured beside off: auto or a number of tokens")] = "auto",
+    streams: Annotated[str, typer.Option(help="requests at once, with commas between")] = "1,8",
+    num_tokens: Annotated[int, typer.Option(min=8, help="longest answer, in tokens")] = 128,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds of both, one after the other; the median counts")] = 5,
+    temperature: Annotated[float, typer.Option(min=0.0, help="of all requests")] = 0.0,
+    json_file: JsonFile = None,
+    engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
+) -> None:
+    """Speculative decoding beside none, in turns: code that is edited, texts that are summarized, new code."""
+    from rayinfer.benchmark.offline.speculation import run_speculation_benchmark
+
+    with progress_log() as log:
+        report = run_speculation_benchmark(
+            model,
+            engine_settings,
+            positive_numbers(streams, "streams"),
+            speculation=int(drafts) if drafts.isdigit() else drafts,  # type: ignore[arg-type]
+            num_tokens=num_tokens,
+            num_rounds=rounds,
+            temperature=temperature,
+            command=typed_command(),
+            log=log,
+        )
+    show(report, json_file)
+
+
+@with_engine_options
+def adapters(
+    model: Model = DEFAULT_MODEL,
+    targets: Annotated[str, typer.Option(help="layers with adapters: qv, all")] = "qv,all",
+    number: Annotated[str, typer.Option(help="different adapters in the batch, with commas between")] = "1,8,64",
+    rank: Annotated[int, typer.Option(min=1, max=512, help="of all adapters")] = 16,
+    streams: Annotated[int, typer.Option(min=1, help="requests at once")] = 64,
+    num_tokens: Annotated[int, typer.Option(min=2, help="tokens of an answer")] = 32,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds of all batches, in turns; medians count")] = 5,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="folder for adapters.md and .json")] = None,
+    json_file: JsonFile = None,
+    engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
+) -> None:
+    """Batches whose streams have LoRA adapters beside the base model alone, in turns; adapters are random."""
+    from rayinfer.benchmark.offline.adapters import run_adapter_benchmark
+    from rayinfer.benchmark.report import write_json, write_markdown
+
+    with progress_log() as log:
+        report = run_adapter_benchmark(
+            model,
+            engine_settings,
+            targets=split_names(targets),
+            numbers=positive_numbers(number, "adapters"),
+            rank=rank,
+            num_streams=streams,
+            num_tokens=num_tokens,
+            num_rounds=rounds,
+            command=typed_command(),
+            log=log,
+        )
+    show(report, json_file)
+    if output is not None:
+        notes = (f"`{report.command}`, {report.kernels} kernels", str(report.environment))
+        write_markdown(output / "adapters.md", "LoRA adapters", report.tables(), *notes)
+        write_json(report, output / "adapters.json")
