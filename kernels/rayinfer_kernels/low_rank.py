@@ -10,33 +10,77 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-OUTPUTS_PER_VECTOR = 16  # of the widest instructions; a term's outputs are padded to whole vectors
+NUMBERS_PER_GROUP = 32  # of A along its inputs; of B a panel's outputs
+RANKS_PER_BLOCK = 8
 
 
 class LowRankPart(NamedTuple):
-    """A term of some outputs: x A^T B scale; of a gated weight, of outputs of one half."""
+    """A term of some outputs: x A^T B scale; of a gated weight, of outputs of one half.
 
-    a: torch.Tensor  # [rank, in_features], of the model's type
-    b: torch.Tensor  # [rank, end - begin], likewise, padded with zeros
-    begin: int  # a multiple of OUTPUTS_PER_VECTOR, as the end is
+    On a CPU, A and B are packed as `gemm/low_rank.h` describes; elsewhere they are as `dense_a` and `dense_b` return.
+    """
+
+    a: torch.Tensor  # of the model's type, as b is
+    b: torch.Tensor
+    rank: int
+    in_features: int
+    begin: int  # a multiple of NUMBERS_PER_GROUP, as the end is
+    end: int  # the first output behind it
     scale: float
     is_second_half: bool = False
 
     @property
-    def end(self) -> int:
-        """The first output behind it."""
-        return self.begin + self.b.shape[1]
+    def dense_a(self) -> torch.Tensor:
+        """A, [rank, in_features]."""
+        if self.a.device.type != "cpu":
+            return self.a
+        padded = self.in_features + -self.in_features % NUMBERS_PER_GROUP
+        blocks = []
+        for block in self.a.split(RANKS_PER_BLOCK * padded):
+            groups = _separated(block.view(padded // NUMBERS_PER_GROUP, -1, NUMBERS_PER_GROUP))
+            blocks.append(groups.transpose(0, 1).reshape(-1, padded))
+        return torch.cat(blocks)[:, : self.in_features]
+
+    @property
+    def dense_b(self) -> torch.Tensor:
+        """B, [rank, end - begin]."""
+        if self.b.device.type != "cpu":
+            return self.b
+        panels = _separated(self.b.view(-1, self.rank, NUMBERS_PER_GROUP))
+        return panels.transpose(0, 1).reshape(self.rank, -1)
 
 
 def low_rank_part(
     a: torch.Tensor, b: torch.Tensor, first_output: int, scale: float, *, is_second_half: bool = False
 ) -> LowRankPart:
     """Lay out a term: a [rank, in_features], b [num_outputs, rank], for the outputs from `first_output` on."""
-    before = first_output % OUTPUTS_PER_VECTOR
-    behind = -(before + len(b)) % OUTPUTS_PER_VECTOR
-    return LowRankPart(
-        a.contiguous(), F.pad(b.T, (before, behind)).contiguous(), first_output - before, scale, is_second_half
-    )
+    before = first_output % NUMBERS_PER_GROUP
+    behind = -(before + len(b)) % NUMBERS_PER_GROUP
+    begin, (rank, in_features) = first_output - before, a.shape
+    columns = F.pad(b.T, (before, behind))
+    end = begin + columns.shape[1]
+    if a.device.type == "cpu":
+        a, columns = _packed_a(a), _paired(columns.view(rank, -1, NUMBERS_PER_GROUP).transpose(0, 1))
+    return LowRankPart(a.contiguous(), columns.contiguous(), rank, in_features, begin, end, scale, is_second_half)
+
+
+def _packed_a(a: torch.Tensor) -> torch.Tensor:
+    groups = F.pad(a, (0, -a.shape[1] % NUMBERS_PER_GROUP)).view(len(a), -1, NUMBERS_PER_GROUP)
+    return torch.cat([_paired(block.transpose(0, 1)).reshape(-1) for block in groups.split(RANKS_PER_BLOCK)])
+
+
+def _paired(groups: torch.Tensor) -> torch.Tensor:
+    """Put the bfloat16 numbers of both halves of each group side by side."""
+    if groups.dtype != torch.bfloat16:
+        return groups
+    return groups.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+
+
+def _separated(groups: torch.Tensor) -> torch.Tensor:
+    """Undo `_paired`."""
+    if groups.dtype != torch.bfloat16:
+        return groups
+    return groups.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
 
 
 class PartArgument(ctypes.Structure):
@@ -90,7 +134,7 @@ class LowRankTable:
         self.argument[slot] = AdapterArgument(
             ctypes.cast(arguments, ctypes.POINTER(PartArgument)) if parts else None, len(parts)
         )
-        self.width = max(sum(len(part.a) for part in each) for each in self._parts)
+        self.width = max(sum(part.rank for part in each) for each in self._parts)
 
 
 class LowRank(NamedTuple):
@@ -111,8 +155,8 @@ def add_low_rank_(out: torch.Tensor, x: torch.Tensor, low_rank: LowRank, *, is_g
             first, width = part.begin, min(part.end, half) - part.begin
             if part.is_second_half:
                 first += half
-            products = x[rows].float() @ part.a.float().T * part.scale
-            term = products @ part.b[:, :width].float()
+            products = x[rows].float() @ part.dense_a.float().T * part.scale
+            term = products @ part.dense_b[:, :width].float()
             out[rows, first : first + width] += term.to(out.dtype)
     return out
 
@@ -121,7 +165,7 @@ def _argument(part: LowRankPart) -> PartArgument:
     return PartArgument(
         a=part.a.data_ptr(),
         b=part.b.data_ptr(),
-        rank=len(part.a),
+        rank=part.rank,
         begin=part.begin,
         end=part.end,
         scale=part.scale,

@@ -16,7 +16,7 @@ from support.kernels.layer_stacks import RandomStack, StackCase, make_step
 
 TOLERANCES = {torch.float32: {"atol": 2e-4, "rtol": 1e-4}, torch.bfloat16: {"atol": 0.05, "rtol": 0.02}}
 STACK_TOLERANCES = {torch.float32: {"atol": 1e-4, "rtol": 1e-3}, torch.bfloat16: {"atol": 0.1, "rtol": 0.1}}
-SHAPES = [(7, 1), (33, 16), (160, 41), (64, 576)]  # outputs, inputs
+SHAPES = [(7, 1), (33, 16), (160, 41), (64, 576), (96, 64)]  # outputs, inputs
 CPU = torch.device("cpu")
 
 
@@ -98,6 +98,29 @@ def test_a_row_with_an_adapter_has_the_same_bits_in_any_batch(isa_kernels, dtype
         part = slice(first, first + count)
         tokens = TokenSlots(slots[part], CPU)
         assert torch.equal(isa_kernels.packed_linear(x[part], packed, None, LowRank(table, tokens)), together[part])
+
+
+@pytest.mark.parametrize("rank", [1, 7, 8, 9, 16, 19])
+@pytest.mark.parametrize(("first", "outputs", "inputs"), [(0, 32, 32), (5, 60, 70), (64, 1, 7)])
+def test_packed_terms_are_those_that_were_given(dtype, rank, first, outputs, inputs):
+    a, b = torch.randn(rank, inputs).to(dtype), torch.randn(outputs, rank).to(dtype)
+    part = low_rank_part(a, b, first, 1.0)
+    assert torch.equal(part.dense_a, a)
+    assert torch.equal(part.dense_b[:, first - part.begin :][:, :outputs], b.T)
+    assert part.begin <= first
+    assert part.end >= first + outputs
+
+
+@pytest.mark.parametrize("rank", [1, 7, 8, 9, 19])
+def test_terms_of_any_rank_equal_changed_weights(isa_kernels, dtype, rank):
+    a, b = (torch.randn(rank, 70) * 70**-0.5).to(dtype), (torch.randn(50, rank) * 0.3).to(dtype)
+    table = LowRankTable(1)
+    table[0] = [low_rank_part(a, b, 20, 0.5)]
+    weight, x = (torch.randn(90, 70) * 70**-0.5).to(dtype), torch.randn(3, 70).to(dtype)
+    changed = weight.float().clone()
+    changed[20:70] += 0.5 * b.float() @ a.float()
+    got = isa_kernels.packed_linear(x, pack(weight), None, LowRank(table, TokenSlots(np.zeros(3), CPU)))
+    torch.testing.assert_close(got, F.linear(x.float(), changed).to(dtype), **TOLERANCES[dtype])
 
 
 def test_slots_that_a_table_lacks_are_refused(isa_kernels, dtype):

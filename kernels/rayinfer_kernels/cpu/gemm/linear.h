@@ -94,6 +94,7 @@ struct LinearLayer {
                 const RowTile block = rows.part(row, end);
                 panel_products<T>(weight, block, unit * panels_per_unit, num_panels, sums);
                 for (int64_t r = 0; r < block.num_rows; ++r) {
+                    add_terms(row + r, unit * kPanelWidth, count, r + 1 < block.num_rows, sums + r * width);
                     if (weight.is_gated)
                         put_gated(row + r, unit * kPanelWidth, sums + r * width, put);
                     else
@@ -104,14 +105,25 @@ struct LinearLayer {
         }
     }
 
+    // Adds the low-rank term of a row to its sums of some panels; a gated weight's second one is that of the other half.
+    void add_terms(int64_t row, int64_t column, int64_t num_units, bool is_followed, float* sums) const {
+        if (low_rank.is_empty()) return;
+        const LowRankAdapter* adapter = low_rank.adapter_of(row);
+        const int64_t num_panels = weight.is_gated ? 2 : num_units;
+        for (int64_t panel = 0; panel < num_panels; ++panel) {
+            const bool is_second_half = weight.is_gated && panel == 1;
+            const int64_t c = weight.is_gated ? column : column + panel * kPanelWidth;
+            if (is_followed) low_rank.fetch_panel(row + 1, c, is_second_half);
+            if (adapter) low_rank.expand(*adapter, row, c, is_second_half, sums + panel * kPanelWidth);
+        }
+    }
+
     template <class Put>
     void put_plain(int64_t row, int64_t column, int64_t width, const float* sums, const Put& put) const {
         const int64_t end = std::min(column + width, weight.out_features);
-        const LowRankAdapter* adapter = low_rank.adapter_of(row);
         for (int64_t c = column; c < end; c += kWidth, sums += kWidth) {
             Float sum = load(sums);
             if (bias) sum += load(bias + c, end - c);
-            if (adapter) sum += low_rank.expand(*adapter, row, c, false);
             put(row, c, activate(activation, sum), end - c);
         }
     }
@@ -119,16 +131,11 @@ struct LinearLayer {
     template <class Put>
     void put_gated(int64_t row, int64_t column, const float* sums, const Put& put) const {
         const int64_t end = std::min(column + kPanelWidth, weight.out_features);
-        const LowRankAdapter* adapter = low_rank.adapter_of(row);
         for (int64_t c = column; c < end; c += kWidth, sums += kWidth) {
             Float gate = load(sums), up = load(sums + kPanelWidth);
             if (bias) {
                 gate += load(bias + c, end - c);
                 up += load(bias + weight.out_features + c, end - c);
-            }
-            if (adapter) {
-                gate += low_rank.expand(*adapter, row, c, false);
-                up += low_rank.expand(*adapter, row, c, true);
             }
             put(row, c, activate(activation, gate) * up, end - c);
         }
