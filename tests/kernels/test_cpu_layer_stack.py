@@ -1,6 +1,11 @@
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
+import rayinfer_kernels
 from support.kernels.layer_stacks import RandomStack, StackCase, make_step
 
 CASES = [
@@ -106,3 +111,29 @@ def test_a_step_without_tokens_changes_nothing(kernels, dtype):
     empty = type(step)(step.positions[:0], step.slot_mapping[:0], torch.zeros(1, dtype=torch.int32),
                        step.seq_lens[:0], step.block_tables[:0])  # fmt: skip
     assert stack.run(torch.empty(0, 48, dtype=dtype), empty).shape == (0, 48)
+
+
+def test_threads_that_share_a_core_do_not_spin_through_each_others_time(kernels):
+    stack = RandomStack(StackCase(windows=(None,) * 100), torch.float32, torch.float32).packed(kernels)
+    step, x = make_step(SPANS[3]), torch.randn(1, 48)
+    core = min(os.sched_getaffinity(0))
+
+    def seconds_of_steps():
+        stack.run(x, step)
+        start = time.process_time()
+        for _ in range(20):
+            stack.run(x, step)
+        return time.process_time() - start
+
+    def on_one_core(num_threads):
+        torch.set_num_threads(num_threads)
+        os.sched_setaffinity(0, {core})
+        rayinfer_kernels.pin_threads([core] * num_threads)
+        return seconds_of_steps()
+
+    for num_threads in (1, 2):  # each in a thread that ends, and with it its team
+        with ThreadPoolExecutor(1) as thread:
+            seconds = thread.submit(on_one_core, num_threads).result()
+        if num_threads == 1:
+            alone = seconds
+    assert seconds < 3 * alone

@@ -1,12 +1,13 @@
 // All layers of a decoder in one parallel region: attention and a gated feed-forward, each behind an RMS norm.
 //
-// The running sum of each token stays in float32 from its embedding to the last norm. Threads meet at a barrier between
-// two stages; within a stage they share rows, panels or tiles of attention.
+// The running sum of each token stays in float32 from its embedding to the last norm. Threads share the rows, panels or
+// tiles of attention of one stage after the other; a stage ends with its last unit (`StageTeam`).
 
 #include <cmath>
 #include <memory>
 
 #include "attention/attention.h"
+#include "core/stage_team.h"
 #include "gemm/input_rows.h"
 #include "gemm/model_rows.h"
 
@@ -82,6 +83,7 @@ struct Workspace {
     std::vector<std::unique_ptr<TileWorker<E>>> workers;
     std::vector<std::unique_ptr<WindowTiles>> tiles;  // of each window that a layer has
     WorkStealingQueue units;
+    std::vector<StageCount> stages;
 };
 
 template <class T, class E>
@@ -110,27 +112,48 @@ class LayerStack {
             workspace.workers.push_back(std::make_unique<TileWorker<E>>());
         cut_tiles(num_threads);
         workspace.units.begin(num_threads);
+        workspace.stages = std::vector<StageCount>(2 + stack.num_layers * kStagesPerLayer);
     }
 
     void run(ThreadRange thread) {
-        load_embeddings(thread);
+        Member member{thread, StageTeam(workspace_.stages, thread.count)};
+        load_embeddings(member);
         for (int64_t i = 0; i < stack_.num_layers; ++i) {
             const LayerArgument& layer = stack_.layers[i];
-            attend(layer, 4 * i, thread);
-            feed_forward(layer, 4 * i + 2, thread);
+            attend(layer, 4 * i, member);
+            feed_forward(layer, 4 * i + 2, member);
         }
-        norm_results(thread);
+        norm_results(member);
     }
 
   private:
+    // A thread, and its way through the stages.
+    struct Member {
+        ThreadRange thread;
+        StageTeam team;
+    };
+
     int64_t query_width() const { return stack_.num_heads * stack_.head_dim; }
     int64_t kv_width() const { return stack_.num_kv_heads * stack_.head_dim; }
     int64_t heads_width() const { return query_width() + 2 * kv_width(); }
     float* sum(int64_t token) const { return sums_ + token * stack_.hidden_size; }
     float* scratch(ThreadRange thread) const { return scratch_ + thread.index * scratch_width_; }
 
-    static void wait() {
-#pragma omp barrier
+    template <class Each>
+    void for_each_token(StageTeam& team, const Each& each) const {
+        const int64_t size = (step_.num_tokens - 1) / (kTokenUnitsPerThread * team.num_threads()) + 1;
+        const int64_t num_units = team.num_units(step_.num_tokens, size);
+        team.share(num_units, [&](int64_t unit) {
+            const Range tokens = ThreadRange{(int)unit, (int)num_units}.of(step_.num_tokens);
+            for (int64_t token = tokens.begin; token < tokens.end; ++token) each(token);
+        });
+    }
+
+    template <class Put>
+    void multiply(const LinearLayer<T>& layer, const EncodedRows& rows, uint32_t round, Member& member,
+                  const Put& put) const {
+        StageCount& stage = member.team.next();
+        StageTeam::wait(stage, layer.run(rows, workspace_.units, round, stage, member.thread, put));
     }
 
     InputRows<T> input_of(const Weight& weight, int which) const {
@@ -163,127 +186,119 @@ class LayerStack {
         return *workspace_.tiles.back();
     }
 
-    void load_embeddings(ThreadRange thread) {
-        const Range tokens = thread.of(step_.num_tokens);
-        for (int64_t token = tokens.begin; token < tokens.end; ++token) {
+    void load_embeddings(Member& member) {
+        for_each_token(member.team, [&](int64_t token) {
             const T* from = (const T*)step_.x + token * stack_.hidden_size;
             for (int64_t i = 0; i < stack_.hidden_size; i += kWidth)
                 store(sum(token) + i, load(from + i, stack_.hidden_size - i), stack_.hidden_size - i);
-        }
-        // Threads go on with the same tokens.
+        });
     }
 
-    void norm_sums(const void* weight, const InputRows<T>& to, const LowRankRows<T>& low_rank, ThreadRange thread) {
-        const Range tokens = thread.of(step_.num_tokens);
-        for (int64_t token = tokens.begin; token < tokens.end; ++token) {
-            rms_norm(sum(token), (const T*)weight, stack_.hidden_size, stack_.eps, scratch(thread));
-            low_rank.shrink(token, scratch(thread), stack_.hidden_size);
-            to.encode(token, scratch(thread));
-        }
-        wait();
+    void norm_sums(const void* weight, const InputRows<T>& to, const LowRankRows<T>& low_rank, Member& member) {
+        float* normed = scratch(member.thread);
+        for_each_token(member.team, [&](int64_t token) {
+            rms_norm(sum(token), (const T*)weight, stack_.hidden_size, stack_.eps, normed);
+            low_rank.shrink(token, normed, stack_.hidden_size);
+            to.encode(token, normed);
+        });
     }
 
-    void encode(const float* rows, const InputRows<T>& to, const LowRankRows<T>& low_rank, ThreadRange thread) {
-        const Range tokens = thread.of(step_.num_tokens);
-        for (int64_t token = tokens.begin; token < tokens.end; ++token) {
+    void encode(const float* rows, const InputRows<T>& to, const LowRankRows<T>& low_rank, Member& member) {
+        for_each_token(member.team, [&](int64_t token) {
             low_rank.shrink(token, rows + token * to.width, to.width);
             to.encode(token, rows + token * to.width);
-        }
-        wait();
+        });
     }
 
     // Low-rank products of rows that the stage before has stored as numbers.
-    void shrink(const InputRows<T>& from, const LowRankRows<T>& low_rank, ThreadRange thread) {
+    void shrink(const InputRows<T>& from, const LowRankRows<T>& low_rank, Member& member) {
         if (low_rank.is_empty()) return;
         const StoreInRows<Plain<T>> numbers = from.numbers();
-        const Range tokens = thread.of(step_.num_tokens);
-        for (int64_t token = tokens.begin; token < tokens.end; ++token)
+        for_each_token(member.team, [&](int64_t token) {
             low_rank.shrink(token, numbers.out + token * numbers.stride, from.width);
-        wait();
+        });
     }
 
-    void attend(const LayerArgument& layer, uint32_t round, ThreadRange thread) {
+    void attend(const LayerArgument& layer, uint32_t round, Member& member) {
         const InputRows<T> normed = input_of(*layer.qkv, 0), attended = input_of(*layer.output, 1);
         const LowRankRows<T> qkv_terms = terms_of(layer.qkv_adapters), output_terms = terms_of(layer.output_adapters);
-        norm_sums(layer.attention_norm, normed, qkv_terms, thread);
-        LinearLayer<T>{*layer.qkv, (const T*)layer.qkv_bias, Activation::none, qkv_terms}.run(
-            normed.rows, workspace_.units, round, thread, StoreInRows<float>{heads_, heads_width()});
-        wait();
+        norm_sums(layer.attention_norm, normed, qkv_terms, member);
+        multiply({*layer.qkv, (const T*)layer.qkv_bias, Activation::none, qkv_terms}, normed.rows, round, member,
+                 StoreInRows<float>{heads_, heads_width()});
         const Cache<E> cache{(E*)layer.key,      (E*)layer.value,   layer.key_scales, layer.value_scales,
                              stack_.num_kv_heads, stack_.block_size, stack_.padded_dim};
-        prepare_heads(layer, cache, thread);
-        wait();
+        for_each_token(member.team, [&](int64_t token) { prepare_heads(layer, cache, token); });
+        if (attended.accepts_floats()) {
+            attend_to_cache(layer, cache, attended.numbers(), member);
+            shrink(attended, output_terms, member);
+        } else {
+            attend_to_cache(layer, cache, StoreInRows<float>{wide_, query_width()}, member);
+            encode(wide_, attended, output_terms, member);
+        }
+        multiply({*layer.output, (const T*)layer.output_bias, Activation::none, output_terms}, attended.rows, round + 1,
+                 member, AddToRows{sums_, stack_.hidden_size});
+    }
+
+    template <class Put>
+    void attend_to_cache(const LayerArgument& layer, const Cache<E>& cache, const Put& put_rows, Member& member) {
         const AttentionLayer<E> attention{cache, stack_.scale, stack_.softcap, nullptr, 0, nullptr};
         const Heads<float> query{heads_, heads_width(), stack_.head_dim};
-        auto run = [&](auto put_rows) {
-            workspace_.workers[thread.index]->run(
-                attention, query, tiles_for(layer.window).tiles, [&](int64_t token, int64_t head, const float* row) {
-                    for (int64_t d = 0; d < stack_.head_dim; d += kWidth)
-                        put_rows(token, head * stack_.head_dim + d, load(row + d), stack_.head_dim - d);
-                });
-            wait();
-        };
-        if (attended.accepts_floats()) {
-            run(attended.numbers());
-            shrink(attended, output_terms, thread);
-        } else {
-            run(StoreInRows<float>{wide_, query_width()});
-            encode(wide_, attended, output_terms, thread);
-        }
-        LinearLayer<T>{*layer.output, (const T*)layer.output_bias, Activation::none, output_terms}.run(
-            attended.rows, workspace_.units, round + 1, thread, AddToRows{sums_, stack_.hidden_size});
-        wait();
+        AttentionTiles& tiles = tiles_for(layer.window).tiles;
+        StageCount& stage = member.team.next();
+        workspace_.workers[member.thread.index]->run(
+            attention, query, tiles, stage, [&](int64_t token, int64_t head, const float* row) {
+                for (int64_t d = 0; d < stack_.head_dim; d += kWidth)
+                    put_rows(token, head * stack_.head_dim + d, load(row + d), stack_.head_dim - d);
+            });
+        StageTeam::wait(stage, tiles.size());
     }
 
-    // Norms over heads, rotation, and new keys and values into the cache.
-    void prepare_heads(const LayerArgument& layer, const Cache<E>& cache, ThreadRange thread) {
+    // Norms over heads, rotation, and the new key and value into the cache.
+    void prepare_heads(const LayerArgument& layer, const Cache<E>& cache, int64_t token) {
         const int64_t dim = stack_.head_dim, num_prepared = stack_.num_heads + stack_.num_kv_heads;
-        const Range tokens = thread.of(step_.num_tokens);
-        for (int64_t token = tokens.begin; token < tokens.end; ++token) {
-            float* row = heads_ + token * heads_width();
-            const int64_t angle = step_.positions[token] * stack_.rotary_dim;
-            for (int64_t head = 0; head < num_prepared; ++head) {
-                float* at = row + head * dim;
-                const void* norm = head < stack_.num_heads ? layer.query_norm : layer.key_norm;
-                if (norm != nullptr) rms_norm(at, (const T*)norm, dim, stack_.eps, at);
-                if (layer.is_rotated)
-                    rotate(at, (const T*)stack_.cos + angle, (const T*)stack_.sin + angle, stack_.rotary_dim);
-            }
-            const float *key = row + query_width(), *value = key + kv_width();
-            for (int64_t head = 0; head < stack_.num_kv_heads; ++head)
-                cache.write(step_.slot_mapping[token], head, key + head * dim, value + head * dim, dim);
+        float* row = heads_ + token * heads_width();
+        const int64_t angle = step_.positions[token] * stack_.rotary_dim;
+        for (int64_t head = 0; head < num_prepared; ++head) {
+            float* at = row + head * dim;
+            const void* norm = head < stack_.num_heads ? layer.query_norm : layer.key_norm;
+            if (norm != nullptr) rms_norm(at, (const T*)norm, dim, stack_.eps, at);
+            if (layer.is_rotated)
+                rotate(at, (const T*)stack_.cos + angle, (const T*)stack_.sin + angle, stack_.rotary_dim);
         }
+        const float *key = row + query_width(), *value = key + kv_width();
+        for (int64_t head = 0; head < stack_.num_kv_heads; ++head)
+            cache.write(step_.slot_mapping[token], head, key + head * dim, value + head * dim, dim);
     }
 
-    void feed_forward(const LayerArgument& layer, uint32_t round, ThreadRange thread) {
+    void feed_forward(const LayerArgument& layer, uint32_t round, Member& member) {
         const InputRows<T> normed = input_of(*layer.gate_up, 0), gated = input_of(*layer.down, 1);
         const LowRankRows<T> gate_up_terms = terms_of(layer.gate_up_adapters), down_terms = terms_of(layer.down_adapters);
-        norm_sums(layer.feed_forward_norm, normed, gate_up_terms, thread);
+        norm_sums(layer.feed_forward_norm, normed, gate_up_terms, member);
         const LinearLayer<T> gate_up{*layer.gate_up, (const T*)layer.gate_up_bias, (Activation)stack_.activation,
                                      gate_up_terms};
         if (gated.accepts_floats()) {
-            gate_up.run(normed.rows, workspace_.units, round, thread, gated.numbers());
-            wait();
-            shrink(gated, down_terms, thread);
+            multiply(gate_up, normed.rows, round, member, gated.numbers());
+            shrink(gated, down_terms, member);
         } else {
-            gate_up.run(normed.rows, workspace_.units, round, thread, StoreInRows<float>{wide_, gated.width});
-            wait();
-            encode(wide_, gated, down_terms, thread);
+            multiply(gate_up, normed.rows, round, member, StoreInRows<float>{wide_, gated.width});
+            encode(wide_, gated, down_terms, member);
         }
-        LinearLayer<T>{*layer.down, (const T*)layer.down_bias, Activation::none, down_terms}.run(
-            gated.rows, workspace_.units, round + 1, thread, AddToRows{sums_, stack_.hidden_size});
-        wait();
+        multiply({*layer.down, (const T*)layer.down_bias, Activation::none, down_terms}, gated.rows, round + 1, member,
+                 AddToRows{sums_, stack_.hidden_size});
     }
 
-    void norm_results(ThreadRange thread) {
-        const Range tokens = thread.of(step_.num_tokens);
+    void norm_results(Member& member) {
         const int64_t width = stack_.hidden_size;
-        for (int64_t token = tokens.begin; token < tokens.end; ++token) {
-            rms_norm(sum(token), (const T*)stack_.last_norm, width, stack_.eps, scratch(thread));
+        float* normed = scratch(member.thread);
+        for_each_token(member.team, [&](int64_t token) {
+            rms_norm(sum(token), (const T*)stack_.last_norm, width, stack_.eps, normed);
             for (int64_t i = 0; i < width; i += kWidth)
-                store((T*)step_.out + token * width + i, load(scratch(thread) + i, width - i), width - i);
-        }
+                store((T*)step_.out + token * width + i, load(normed + i, width - i), width - i);
+        });
     }
+
+    static constexpr int64_t kStagesPerLayer = 10;     // at most
+    static constexpr int64_t kTokenUnitsPerThread = 4;  // of a stage over tokens: threads end together
 
     const StackArgument& stack_;
     const StepArgument& step_;

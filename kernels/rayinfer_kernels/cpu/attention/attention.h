@@ -2,11 +2,10 @@
 //
 // Once per step:        AttentionTiles tiles; tiles.cut(step, num_threads);      // the same for all its layers
 // Once per thread:      TileWorker<E> worker;                                    // its buffers grow, and are kept
-// Per layer, by all:    worker.run(layer, query, tiles, put);                    // no barrier inside
+// Per layer, by all:    worker.run(layer, query, tiles, stage, put);             // waits for no other thread
 //
-// E is what the cache holds: float, bfloat16 or int8_t. Keys and values of the step's tokens have to be in the cache, so a
-// barrier comes before `run`; and one after it, before results are read or the next layer begins. `put(token, head,
-// row)` is called once for each, by some thread, with the result [head_dim] in float32, which is gone afterwards; behind
+// E is what the cache holds: float, bfloat16 or int8_t. Keys and values of the step's tokens have to be in the cache before
+// `run`; and all tiles have to be done before results are read or the next layer begins. `put(token, head, row)` is called once for each, by some thread, with the result [head_dim] in float32, which is gone afterwards; behind
 // head_dim the row has zeros up to a multiple of 16.
 //
 // A row keeps a running softmax (Milakov and Gimelshein 2018) over chunks of its context that begin at fixed positions.
@@ -63,14 +62,15 @@ class TileWorker {
   public:
     // Computes tiles until none is left.
     template <class X, class Put>
-    void run(const AttentionLayer<E>& layer, Heads<X> query, AttentionTiles& tiles, const Put& put) {
+    void run(const AttentionLayer<E>& layer, Heads<X> query, AttentionTiles& tiles, StageCount& stage, const Put& put) {
         begin(layer, tiles);
-        next_tile_ = tiles.next();
+        next_tile_ = tiles.next(stage);
         while (const Tile* tile = next_tile_) {
-            next_tile_ = tiles.next();  // early, so that its keys can be fetched meanwhile
+            next_tile_ = tiles.next(stage);  // early, so that its keys can be fetched meanwhile
             load_queries(*tile, query);
             const float* results = attend(*tile);
             if (results != nullptr) put_results(*tile, results, put);
+            stage.finish(1);
         }
     }
 

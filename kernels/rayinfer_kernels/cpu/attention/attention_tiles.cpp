@@ -1,7 +1,5 @@
 #include "attention/attention_tiles.h"
 
-#include <omp.h>
-
 namespace rayinfer {
 namespace {
 
@@ -13,7 +11,6 @@ void AttentionTiles::cut(const AttentionStep& step, int num_threads) {
     step_ = step;
     tiles_.clear();
     splits_.clear();
-    next_ = 0;
     for (int32_t request = 0; request < step.num_requests; ++request) add_tiles(request);
     if (num_threads > 1 && (int64_t)tiles_.size() < kTilesPerThread * num_threads) split_tiles();
     // The long ones first, so that the threads end together.
@@ -55,13 +52,6 @@ void AttentionTiles::split_tiles() {
     tiles_.swap(parts_);
     const int64_t num_floats = num_states * (step_.padded_dim() + RowStates::kExtra);
     if ((int64_t)states_.size() < num_floats) states_.resize(num_floats);
-}
-
-const Tile* AttentionTiles::next() {
-    const int64_t at = next_.fetch_add(1, std::memory_order_relaxed), count = (int64_t)tiles_.size();
-    if (at < count) return &tiles_[at];
-    if (at == count + omp_get_num_threads() - 1) next_.store(0, std::memory_order_relaxed);
-    return nullptr;
 }
 
 bool AttentionTiles::is_last_part(int32_t split) {

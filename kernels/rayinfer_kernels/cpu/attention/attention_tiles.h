@@ -7,9 +7,10 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <vector>
+
+#include "core/stage_team.h"
 
 namespace rayinfer {
 
@@ -63,8 +64,12 @@ class AttentionTiles {
 
     const AttentionStep& step() const { return step_; }
 
-    // The next tile; null: none is left. The last thread to get null resets the tiles for the next layer.
-    const Tile* next();
+    int64_t size() const { return (int64_t)tiles_.size(); }
+    // A layer's next tile; null: none is left.
+    const Tile* next(StageCount& stage) const {
+        const int64_t index = stage.take();
+        return index < size() ? &tiles_[index] : nullptr;
+    }
 
     // Memory for the states of a part of a split tile.
     RowStates part_states(const Tile& tile, int32_t part);
@@ -85,7 +90,6 @@ class AttentionTiles {
     std::vector<Tile> tiles_, parts_;
     std::vector<Split> splits_;
     std::vector<float> states_;
-    std::atomic<int64_t> next_{0};
 };
 
 }  // namespace rayinfer

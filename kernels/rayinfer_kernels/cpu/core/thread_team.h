@@ -24,8 +24,8 @@ struct ThreadRange {
     Range of(int64_t total) const { return {total * index / count, total * (index + 1) / count}; }
 };
 
-// Work-stealing queue of the units between two barriers. Each thread begins with a range of its own; idle threads steal
-// from the tails of others, so a thread that lost its core delays the team little.
+// Work-stealing queue of the units of one stage after the other. Each thread begins with a range of its own; idle threads
+// steal from the tails of others, so a thread that lost its core delays the team little.
 class WorkStealingQueue {
   public:
     // By one thread, before the first round of a team.
@@ -34,8 +34,9 @@ class WorkStealingQueue {
         for (Left& left : left_) left.packed.store(kNoRound, std::memory_order_relaxed);
     }
 
-    // The next units of a round < 2^24 - 1, at most `most` of `total` < 2^20; empty when none is left. Every round since
-    // `begin` has a number of its own; its first call starts it.
+    // The next units of a round < 2^24 - 1, at most `most` of `total` < 2^20; empty when none is left. Rounds have rising
+    // numbers since `begin`; the first call of one starts it, when all units of those before are done. A thread that
+    // comes late finds nothing in them.
     Range next(uint32_t round, ThreadRange thread, int64_t total, int64_t most) {
         for (int i = 0; i < thread.count; ++i) {
             const int owner = (thread.index + i) % thread.count;
@@ -65,9 +66,11 @@ class WorkStealingQueue {
     static uint64_t pack(Range range, uint32_t round) {
         return (uint64_t)round << 2 * kBits | (uint64_t)range.begin << kBits | (uint64_t)range.end;
     }
-    // `all`, if no unit of this round has been handed out.
+    // `all`, if no unit of this round has been handed out; none, if a later one has begun.
     static Range unpack(uint64_t packed, uint32_t round, Range all) {
-        if (packed >> 2 * kBits != round) return all;
+        const uint64_t latest = packed >> 2 * kBits;
+        if (packed == kNoRound || latest < round) return all;
+        if (latest > round) return {0, 0};
         return {(int64_t)(packed >> kBits & kMask), (int64_t)(packed & kMask)};
     }
 

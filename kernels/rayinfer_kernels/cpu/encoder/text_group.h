@@ -3,8 +3,8 @@
 // The hidden states stay in float32 from the embedding on. A stage ends with its last unit of work (`StageTeam`).
 #pragma once
 
+#include "core/stage_team.h"
 #include "encoder/encoder_arguments.h"
-#include "encoder/stage_team.h"
 #include "encoder/text_attention.h"
 #include "gemm/input_rows.h"
 #include "row_norms.h"

@@ -16,6 +16,7 @@ void linear(const ModelRows<T>& x, LinearLayer<T> layer, T* out, int num_threads
     units.begin(num_threads);
     const LowRankRows<T>& low_rank = layer.low_rank;
     layer.low_rank.products = products.rows<float>(x.num_rows, low_rank.stride);
+    StageCount stage;  // the region's end waits for all threads
     const bool is_encoded = rows.data == (const uint8_t*)x.data;
 #pragma omp parallel num_threads(num_threads)
     {
@@ -29,7 +30,7 @@ void linear(const ModelRows<T>& x, LinearLayer<T> layer, T* out, int num_threads
         if (!is_encoded || !low_rank.is_empty()) {
 #pragma omp barrier
         }
-        layer.run(rows, units, 0, thread, StoreInRows<T>{out, layer.weight.out_features});
+        layer.run(rows, units, 0, stage, thread, StoreInRows<T>{out, layer.weight.out_features});
     }
 }
 

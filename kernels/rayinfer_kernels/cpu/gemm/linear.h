@@ -1,6 +1,7 @@
 // A linear layer divided among threads, and the stores of its sums.
 //
-// Everything here runs inside a parallel region: each thread computes its range; a barrier comes before the results are read.
+// Everything here runs inside a parallel region: each thread computes what it takes; the stage has to be done before the
+// results are read.
 #pragma once
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include "gemm/low_rank.h"
 #include "gemm/panel_products.h"
 #include "gemm/row_tiles.h"
+#include "core/stage_team.h"
 #include "core/thread_team.h"
 
 namespace rayinfer {
@@ -62,21 +64,24 @@ struct LinearLayer {
     Activation activation;
     LowRankRows<T> low_rank = {};
 
-    // `put(row, column, values, left)` takes a vector of results at a time, of which `left` count.
+    // Computes units until none is left, and returns how many there are in all. `put(row, column, values, left)` takes a
+    // vector of results at a time, of which `left` count.
     template <class Put>
-    void run(EncodedRows rows, WorkStealingQueue& units, uint32_t round, ThreadRange thread, const Put& put) const {
+    int64_t run(EncodedRows rows, WorkStealingQueue& units, uint32_t round, StageCount& stage, ThreadRange thread,
+                const Put& put) const {
         // Threads share the panels, and the rows too where panels are few.
         const int64_t num_panels = weight.panels_per_half();
         const int64_t num_tiles = (rows.num_rows + kRowsAtOnce - 1) / kRowsAtOnce;
         const int64_t num_parts = std::max<int64_t>(1, std::min<int64_t>(num_tiles, thread.count / num_panels));
-        const int64_t most = num_parts > 1 ? 1 : kPanelsAtOnce;
+        const int64_t num_units = num_parts * num_panels, most = num_parts > 1 ? 1 : kPanelsAtOnce;
         for (;;) {
-            const Range taken = units.next(round, thread, num_parts * num_panels, most);
-            if (taken.size() == 0) return;
+            const Range taken = units.next(round, thread, num_units, most);
+            if (taken.size() == 0) return num_units;
             const int64_t part = taken.begin / num_panels, panel = taken.begin % num_panels;
             const Range tiles = ThreadRange{(int)part, (int)num_parts}.of(num_tiles);
             run(rows, {tiles.begin * kRowsAtOnce, std::min(tiles.end * kRowsAtOnce, rows.num_rows)},
                 {panel, panel + taken.size()}, put);
+            stage.finish(taken.size());
         }
     }
 

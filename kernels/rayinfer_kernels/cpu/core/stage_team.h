@@ -17,6 +17,11 @@ namespace rayinfer {
 
 struct alignas(64) StageCount {
     std::atomic<int64_t> taken{0}, done{0};
+
+    // The next unit that no thread has taken; those behind the last do not exist.
+    int64_t take() { return taken.fetch_add(1, std::memory_order_relaxed); }
+    // The results of these units are complete.
+    void finish(int64_t num_units) { done.fetch_add(num_units, std::memory_order_release); }
 };
 
 // A thread's way through the stages; all threads of a team go through the same ones with the same numbers of units.
@@ -40,11 +45,19 @@ class StageTeam {
             for (int64_t unit = 0; unit < num_units; ++unit) run(unit);
             return;
         }
-        StageCount& stage = *stages_++;
-        for (int64_t unit; (unit = stage.taken.fetch_add(1, std::memory_order_relaxed)) < num_units;) {
+        StageCount& stage = next();
+        for (int64_t unit; (unit = stage.take()) < num_units;) {
             run(unit);
-            stage.done.fetch_add(1, std::memory_order_release);
+            stage.finish(1);
         }
+        wait(stage, num_units);
+    }
+
+    // The next stage, for units that something else hands out: a team that has stages, of one thread or more.
+    StageCount& next() { return *stages_++; }
+
+    // Returns when so many units of the stage are done.
+    static void wait(const StageCount& stage, int64_t num_units) {
         for (int64_t tries = 0; stage.done.load(std::memory_order_acquire) < num_units; ++tries)
             if (tries < kSpins)
                 pause();
