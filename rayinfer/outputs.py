@@ -202,6 +202,8 @@ class EngineStats:
     kv_blocks_used: int = 0  # blocks with readers; free blocks that still hold a cached prefix are not counted
     kv_blocks_cached: int = 0  # those: free, with a prefix that can be hit
     kv_blocks_total: int = 0
+    kv_window_pages_used: int = 0  # of sliding-window layers, where these have a pool of their own
+    kv_window_pages_total: int = 0
     kv_offload_blocks_used: int = 0  # of the second pool, kept for preempted requests
     kv_offload_blocks_total: int = 0
     prompt_tokens_total: int = 0
@@ -223,8 +225,11 @@ class EngineStats:
 
     @property
     def kv_cache_usage(self) -> float:
-        """Share of the blocks that have readers, 0 to 1."""
-        return self.kv_blocks_used / self.kv_blocks_total if self.kv_blocks_total else 0.0
+        """Share of the blocks that have readers, or of the window pages if that is higher, 0 to 1."""
+        share_of_blocks = self.kv_blocks_used / self.kv_blocks_total if self.kv_blocks_total else 0.0
+        if not self.kv_window_pages_total:
+            return share_of_blocks
+        return max(share_of_blocks, self.kv_window_pages_used / self.kv_window_pages_total)
 
 
 @dataclass(kw_only=True, slots=True)

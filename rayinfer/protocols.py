@@ -135,6 +135,7 @@ class ModelDescription:
     vocab_size: int
     created: int  # seconds since 1970
     kv_blocks_total: int = 0
+    kv_window_pages_total: int = 0  # blocks that sliding-window layers can keep at once; 0: all of them
     block_size: int = 16
     max_num_seqs: int = 0  # requests that run at the same time; 0: unknown
     max_num_batched_tokens: int = 0  # of one step; 0: unknown
@@ -176,6 +177,7 @@ class ModelDescription:
             f"max_num_batched_tokens {self.max_num_batched_tokens:,}",
             f"max_model_len {self.max_model_len:,}",
             f"{self.kv_blocks_total:,} KV blocks ({num_tokens:,} tokens)",
+            *([f"{self.kv_window_pages_total:,} pages for sliding windows"] if self.kv_window_pages_total else []),
             f"CUDA graphs for up to {largest_graph} requests" if largest_graph else "no CUDA graphs",
             *([f"{self.kernels} kernels"] if self.kernels else []),
             *([self.speculation] if self.speculation else []),

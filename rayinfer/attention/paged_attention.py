@@ -8,6 +8,14 @@ from rayinfer_kernels import ops
 
 
 @dataclass(frozen=True, slots=True)
+class WindowTables:
+    """Places of a step's keys and values in sliding-window layers, which have a pool of their own."""
+
+    slot_mapping: torch.Tensor  # int64 [num_tokens], page x block_size + offset
+    block_tables: torch.Tensor  # int32 [num_requests, max_blocks], pages; any behind the window, which is not read
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionBatch:
     """One step's requests, their new tokens one after the other."""
 
@@ -19,6 +27,7 @@ class AttentionBatch:
     rows: torch.Tensor | None = None  # int64 [num_requests], the requests' rows, for models that keep things by row
     num_decodes: int = 0  # so many of the first requests have one new token each; 0: unknown
     adapters: ops.TokenSlots | None = None  # each token's slot of an adapter; None: no token has one
+    windows: WindowTables | None = None  # None: layers of all kinds have the same blocks
 
 
 class PagedAttention(torch.nn.Module):
@@ -52,11 +61,12 @@ class PagedAttention(torch.nn.Module):
         scores of one more token for each head, whose value is zero. Both are float32.
         """
         assert self._kv_cache is not None, "bind the KV cache first"
-        ops.write_kv(key, value, self._kv_cache, batch.slot_mapping)
+        tables = batch if self.window is None or batch.windows is None else batch.windows
+        ops.write_kv(key, value, self._kv_cache, tables.slot_mapping)
         return ops.paged_attention(
             query,
             self._kv_cache,
-            batch.block_tables,
+            tables.block_tables,
             batch.cu_seqlens_q,
             batch.seq_lens,
             self.scale,

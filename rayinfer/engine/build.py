@@ -36,6 +36,7 @@ from rayinfer.engine.worker.images.image_encoder import ImageEncoder
 from rayinfer.engine.worker.worker import Worker, build_worker
 from rayinfer.errors import ConfigError
 from rayinfer.kv_cache.block_manager import BlockManager
+from rayinfer.kv_cache.hybrid_blocks import HybridBlockManager
 from rayinfer.kv_transfer.stored_blocks import StoredBlocks
 from rayinfer.models.encoder_decoder_config import Seq2SeqSettings
 from rayinfer.models.generation_config import default_sampling_params
@@ -110,8 +111,7 @@ def _assemble(
     drafter: Drafter | None,
     images: ImageEncoder | None,
 ) -> Engine:
-    config, caches_prefixes, seq2seq = worker.config, worker.caches_prefixes, model.seq2seq
-    block_manager = BlockManager(worker.num_blocks, config.block_size, enable_prefix_caching=caches_prefixes)
+    config, seq2seq, block_manager = worker.config, model.seq2seq, _block_manager(worker)
     stored_prefixes = _stored_prefixes(model, worker, block_manager)
     scheduler = Scheduler(
         max_num_seqs=config.max_num_seqs,
@@ -120,7 +120,7 @@ def _assemble(
         block_manager=block_manager,
         eos_token_ids=model.eos_token_ids,
         forced_end_token_id=model.forced_end_token_id,
-        enable_prefix_caching=caches_prefixes,
+        enable_prefix_caching=worker.caches_prefixes,
         offload=_offload(worker),
         stored_prefixes=stored_prefixes,
         max_loras=config.num_adapter_slots,
@@ -134,6 +134,7 @@ def _assemble(
         vocab_size=model.vocab_size,
         created=int(time.time()),
         kv_blocks_total=worker.num_blocks,
+        kv_window_pages_total=worker.num_window_pages,
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -160,6 +161,20 @@ def _assemble(
     if seq2seq is None:
         return Engine(**parts, seed=config.seed, max_cpu_loras=worker.num_adapters_in_memory)
     return EncoderDecoderEngine(seq2seq=seq2seq, **parts, seed=config.seed)
+
+
+def _block_manager(worker: Worker) -> BlockManager:
+    size, caches_prefixes = (worker.num_blocks, worker.config.block_size), worker.caches_prefixes
+    pool = worker.window_pool
+    if pool is None:
+        return BlockManager(*size, enable_prefix_caching=caches_prefixes)
+    return HybridBlockManager(
+        *size,
+        num_window_pages=worker.num_window_pages,
+        window=pool.window,
+        enable_prefix_caching=caches_prefixes,
+        all_layers_slide=pool.all_layers_slide,
+    )
 
 
 def _stored_prefixes(model: ModelConfig, worker: Worker, block_manager: BlockManager) -> StoredPrefixes | None:

@@ -59,7 +59,7 @@ class BlockManager:
         blocks = self._free.take_first(count)
         if self.num_cached:
             self.num_cached -= sum(map(self._stored.is_holder, blocks))
-        self._stored.forget(blocks)
+        self._forget(blocks)
         for block in blocks:
             self._readers[block] = 1
         return blocks
@@ -121,7 +121,7 @@ class BlockManager:
                 raise RuntimeError(f"block {block} is stored but has no readers")
         for displaced in self._stored.add(blocks, block_hashes, parents=parents, token_ids=token_ids, salts=salts):
             if not self._readers[displaced]:
-                self._stored.forget([displaced])
+                self._forget([displaced])
                 self.num_cached -= 1
                 self._free.remove(displaced)
                 self._free.add_first(displaced)
@@ -134,7 +134,7 @@ class BlockManager:
         holders = [holder for block_hash in block_hashes if (holder := self._stored.holder_of(block_hash)) is not None]
         forgotten = {*holders, *blocks}
         self.num_cached -= sum(not self._readers[block] and self._stored.is_holder(block) for block in forgotten)
-        self._stored.forget(forgotten)
+        self._forget(forgotten)
         for block in holders:
             if not self._readers[block]:
                 self._free.remove(block)
@@ -154,7 +154,7 @@ class BlockManager:
 
     def reset_prefix_cache(self) -> None:
         """Forget the content of all free blocks; this one operation takes time in proportion to the stored blocks."""
-        self._stored.forget([block for block in self._stored.holders() if not self._readers[block]])
+        self._forget([block for block in self._stored.holders() if not self._readers[block]])
         self.num_cached = 0
 
     def _release(self, block: int) -> None:
@@ -163,8 +163,12 @@ class BlockManager:
             self._free.add_last(block)
             self.num_cached += 1
             return
-        self._stored.forget([block])
+        self._forget([block])
         self._free.add_first(block)
         if holder is not None and not self._readers[holder]:  # using a duplicate is using its holder
             self._free.remove(holder)
             self._free.add_last(holder)
+
+    def _forget(self, blocks: Iterable[int]) -> None:
+        """Forget the content of blocks; every loss of content passes here."""
+        self._stored.forget(blocks)

@@ -55,6 +55,8 @@ ENGINE_GAUGES: tuple[EngineValue, ...] = (
     (metric_list.GPU_CACHE_USAGE, lambda it: it.kv_cache_usage),
     (metric_list.KV_BLOCKS_USED, lambda it: it.kv_blocks_used),
     (metric_list.KV_BLOCKS_TOTAL, lambda it: it.kv_blocks_total),
+    (metric_list.KV_WINDOW_PAGES_USED, lambda it: it.kv_window_pages_used),
+    (metric_list.KV_WINDOW_PAGES_TOTAL, lambda it: it.kv_window_pages_total),
     (metric_list.TGI_BATCH_SIZE, lambda it: it.num_running),
 )
 ENGINE_COUNTERS: tuple[EngineValue, ...] = (

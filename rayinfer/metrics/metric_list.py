@@ -7,10 +7,16 @@ from rayinfer.metrics.definition import MetricDefinition, of_engine, of_model, o
 
 # Of engines.
 NUM_RUNNING = of_engine("gauge", "vllm:num_requests_running", "Requests that are generating.")
-KV_CACHE_USAGE = of_engine("gauge", "vllm:kv_cache_usage_perc", "Share of KV blocks with readers, 0 to 1.")
+KV_CACHE_USAGE = of_engine(
+    "gauge", "vllm:kv_cache_usage_perc", "Share of KV blocks or window pages with readers, 0 to 1."
+)
 GPU_CACHE_USAGE = of_engine("gauge", "vllm:gpu_cache_usage_perc", "vllm:kv_cache_usage_perc under its earlier name.")
 KV_BLOCKS_USED = of_engine("gauge", "rayinfer_kv_blocks_used", "KV blocks with readers.")
 KV_BLOCKS_TOTAL = of_engine("gauge", "rayinfer_kv_blocks_total", "KV blocks of the pool.")
+KV_WINDOW_PAGES_USED = of_engine(
+    "gauge", "rayinfer_kv_window_pages_used", "Pages with readers, of sliding-window layers with a pool of their own."
+)
+KV_WINDOW_PAGES_TOTAL = of_engine("gauge", "rayinfer_kv_window_pages_total", "Pages of that pool; 0: there is none.")
 TGI_BATCH_SIZE = of_engine("gauge", "tgi_batch_current_size", "Requests that are generating.")
 NUM_PREEMPTIONS = of_engine("counter", "vllm:num_preemptions", "Requests that lost their blocks to others.")
 PREFIX_CACHE_QUERIES = of_engine("counter", "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")

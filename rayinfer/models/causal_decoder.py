@@ -46,6 +46,7 @@ class CausalDecoder(torch.nn.Module, Shardable):
         self._layers = list(zip(layers, rotaries, strict=True))
         self._rotaries = {rotary for rotary in rotaries if rotary is not None}
         self._read_before: tuple[int, ...] = ()  # layers whose inputs are kept
+        self._has_window_pool = False
         self.states_read: torch.Tensor | None = None  # those of the last step, side by side
         self._stack: ops.LayerStack | None = None  # all layers as one operation, where there is such a one
         self.adapter_slots: AdapterSlots | None = None  # where requests may have adapters
@@ -61,6 +62,11 @@ class CausalDecoder(torch.nn.Module, Shardable):
     def num_kv_heads_here(self) -> int:
         """See Decoder."""
         return len(shard_heads(self.config.num_heads, self.config.num_kv_heads, self._shard.coordinates).key_value)
+
+    @property
+    def windows(self) -> list[int | None]:
+        """The sliding window of each layer here; None: it sees all."""
+        return [attention.window for attention in self._attentions()]
 
     @property
     def is_stacked(self) -> bool:
@@ -105,8 +111,7 @@ class CausalDecoder(torch.nn.Module, Shardable):
 
     def bind_kv_caches(self, kv_caches: list[ops.KVCache]) -> None:
         """Give each layer its pool of blocks."""
-        attentions = [module for module in self.modules() if isinstance(module, PagedAttention)]
-        for attention, kv_cache in zip(attentions, kv_caches, strict=True):
+        for attention, kv_cache in zip(self._attentions(), kv_caches, strict=True):
             attention.bind(kv_cache)
         if self._stack is not None:
             (rotary,) = self._rotaries
@@ -115,6 +120,10 @@ class CausalDecoder(torch.nn.Module, Shardable):
     def read_states(self, layers: Sequence[int]) -> None:
         """Keep what enters these layers as `states_read`; all layers run one by one then. It comes before `prepare`."""
         self._read_before = tuple(layers)
+
+    def use_window_pool(self) -> None:
+        """Let layers with a window have blocks of their own; all layers run one by one then. Before `prepare`."""
+        self._has_window_pool = True
 
     def adapted_layers(self) -> dict[str, Linear]:
         """Return the linear layers here that adapters may change, by path: all but those of experts and the head."""
@@ -180,6 +189,7 @@ class CausalDecoder(torch.nn.Module, Shardable):
         if (
             not self._shard.is_unsharded
             or self._read_before
+            or self._has_window_pool
             or len(layers) < len(self._layers)
             or len(shapes) != 1
             or len(self._rotaries) != 1
@@ -189,6 +199,9 @@ class CausalDecoder(torch.nn.Module, Shardable):
         if not isinstance(self._norm, RMSNorm) or self._norm.plain_eps != shape.eps:
             return None
         return ops.layer_stack([layer.weights for layer in layers], self._norm.weight, shape)
+
+    def _attentions(self) -> list[PagedAttention]:
+        return [module for module in self.modules() if isinstance(module, PagedAttention)]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [num_rows, hidden_size] -> [num_rows, vocab_size]."""

@@ -37,7 +37,7 @@ class FixedTokenExecutor:
         """Refuse: there are no adapters."""
         raise AssertionError(f"there is no adapter {digest}")
 
-    def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
+    def release(self, level: SleepLevel, blocks_in_use: Sequence[int], window_pages_in_use: Sequence[int] = ()) -> None:
         """Refuse: there is no memory."""
         raise AssertionError("there is no memory to release")
 

@@ -131,11 +131,11 @@ class GroupExecutor:
             raise _unexpected(rank, reply)
         return reply
 
-    def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
+    def release(self, level: SleepLevel, blocks_in_use: Sequence[int], window_pages_in_use: Sequence[int] = ()) -> None:
         """Have every rank release its memory."""
         with self._command():
-            self._broadcast(Release(level, list(blocks_in_use)))
-            self._part.release(level, blocks_in_use)
+            self._broadcast(Release(level, list(blocks_in_use), list(window_pages_in_use)))
+            self._part.release(level, blocks_in_use, window_pages_in_use)
             self._await_done()
 
     def restore(self, level: SleepLevel) -> None:

@@ -80,7 +80,7 @@ class RankWorker:
             elif isinstance(command, BlockCopy):
                 self._executor.copy_blocks(command)
             elif isinstance(command, Release):
-                self._executor.release(command.level, command.blocks_in_use)
+                self._executor.release(command.level, command.blocks_in_use, command.window_pages_in_use)
                 self._reply(Done())
             elif isinstance(command, Restore):
                 self._executor.restore(command.level)

@@ -388,7 +388,7 @@ class Engine:
         elif level is SleepLevel.OFFLOAD:
             self._copy_blocks()
             self.scheduler.forget_cached_prefixes()
-        self._executor.release(level, self.scheduler.blocks_in_use)
+        self._executor.release(level, self.scheduler.blocks_in_use, self.scheduler.window_pages_in_use)
 
     def _time_out_requests(self) -> None:
         for request_id in self.scheduler.take_overdue(self._clock()):

@@ -42,7 +42,7 @@ class Executor(Protocol):
         """Forget an adapter that no request has any more."""
         ...
 
-    def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
+    def release(self, level: SleepLevel, blocks_in_use: Sequence[int], window_pages_in_use: Sequence[int] = ()) -> None:
         """Free memory; nothing is submitted until `restore`."""
         ...
 

@@ -71,6 +71,10 @@ class StepPlan(msgspec.Struct, tag="plan", array_like=True, frozen=True, kw_only
     # [num_requests], how many of its last tokens here are drafts, to be verified; None where no request has any.
     # `seq_lens` counts them.
     num_drafts: Int32Array | None = None
+    # Where sliding-window layers have their keys and values elsewhere: `block_tables` and `slot_mapping` of these
+    # layers, by page of the window pool. What lies behind the window is not read.
+    window_tables: Int32Matrix | None = None
+    window_slot_mapping: Int64Array | None = None
 
     @property
     def num_requests(self) -> int:
@@ -121,6 +125,8 @@ class StepPlan(msgspec.Struct, tag="plan", array_like=True, frozen=True, kw_only
             new_requests=tuple(new_request for new_request in self.new_requests if new_request.row in rows),
             uses_last_sampled=None if self.uses_last_sampled is None else self.uses_last_sampled[requests],
             num_drafts=None if self.num_drafts is None else self.num_drafts[requests],
+            window_tables=None if self.window_tables is None else self.window_tables[requests],
+            window_slot_mapping=None if self.window_slot_mapping is None else self.window_slot_mapping[tokens],
         )
 
 

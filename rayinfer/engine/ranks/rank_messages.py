@@ -72,6 +72,7 @@ class Release(msgspec.Struct, tag="release", array_like=True, frozen=True):
 
     level: SleepLevel
     blocks_in_use: list[int]
+    window_pages_in_use: list[int] = []
 
 
 class Restore(msgspec.Struct, tag="restore", array_like=True, frozen=True):

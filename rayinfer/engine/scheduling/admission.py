@@ -76,18 +76,18 @@ class Admission:
     @property
     def must_preempt(self) -> bool:
         """Whether a request must be preempted before all decoding ones can continue."""
-        return len(self._batch.rows_short_of_a_block()) > self._batch.num_free_blocks
+        return not self._batch.can_grow(self._batch.rows_short_of_a_block())
 
     def allocate_decode_blocks(self) -> None:
         """Give a block to every request whose next token needs one, in the order of the queue."""
         batch = self._batch
         short = batch.rows_short_of_a_block()
-        if len(short) <= batch.num_free_blocks:
+        if batch.can_grow(short):
             if len(short):
                 batch.grow(short)
             return
         for request in sorted(map(batch.table.request_at, short), key=order_key):
-            while request.status is RequestStatus.RUNNING and not batch.num_free_blocks:
+            while request.status is RequestStatus.RUNNING and not batch.can_grow(short[short == request.row]):
                 self.preempt(batch.victim())
             if request.row is not None:
                 batch.grow(short[short == request.row])

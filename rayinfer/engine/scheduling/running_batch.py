@@ -6,11 +6,12 @@ from itertools import repeat
 
 import numpy as np
 
-from rayinfer.engine.plan.step_plan import BoolArray, Int32Array, Int64Array
+from rayinfer.engine.plan.step_plan import BoolArray, Int32Array, Int64Array, NewRequestData, StepPlan
 from rayinfer.engine.scheduling.batch_table import BatchTable
 from rayinfer.engine.scheduling.in_flight_prefixes import InFlightPrefixes
 from rayinfer.engine.scheduling.kv_offload import KVOffload
 from rayinfer.engine.scheduling.request import Request, RequestStatus
+from rayinfer.engine.scheduling.row_windows import RowWindows
 from rayinfer.engine.scheduling.slot_allocator import SlotAllocator
 from rayinfer.engine.scheduling.stored_prefixes import FinishedLoads, StoredPrefixes
 from rayinfer.kv_cache.block_hash import token_bytes
@@ -37,6 +38,7 @@ class RunningBatch:
         offload: KVOffload | None = None,
         stored_prefixes: StoredPrefixes | None = None,
         max_loras: int = 0,
+        windows: RowWindows | None = None,
     ) -> None:
         self.table = table
         self.num_rows_freed = 0  # grows whenever a row and its blocks are freed
@@ -45,6 +47,7 @@ class RunningBatch:
         self.in_flight_prefixes = InFlightPrefixes()
         self._caches_prefixes = enable_prefix_caching
         self._offload = offload
+        self.windows = windows  # None where all layers are of one kind
         self._stored_prefixes = stored_prefixes
         self.adapters = SlotAllocator(max_loras)
         self._num_offered_blocks = np.zeros(table.num_rows, np.int64)  # by row: to the machine's store
@@ -83,9 +86,11 @@ class RunningBatch:
         """Allocate blocks for all tokens of the request, cached ones first; None if they do not fit."""
         if not self.table.has_free_row:
             return None
-        cached = prefix.blocks
+        cached, num_blocks = prefix.blocks, request.num_blocks_needed(self._block_size)
+        if self._num_missing_pages(num_blocks, self.table.rows) > 0:
+            return None
         self._blocks.pin(cached)  # before anything is evicted
-        needed = request.num_blocks_needed(self._block_size) - len(cached)
+        needed = num_blocks - len(cached)
         if needed + self._headroom(len(self.table)) > self._blocks.num_free:
             self._blocks.free(cached)
             return None
@@ -105,6 +110,8 @@ class RunningBatch:
         request.is_load_done = False
         request.blocks = reservation.blocks
         request.row = self.table.add_row(request, num_computed=num_computed, num_stored_blocks=reservation.num_cached)
+        if self.windows is not None:
+            self.windows.add_row(request.row, request.blocks[: reservation.num_cached])
         self._num_offered_blocks[request.row] = 0  # hits too: that they are used keeps them in the store
         if self._caches_prefixes:
             self.in_flight_prefixes.register(request, request.block_hashes.hashes[reservation.num_cached :])
@@ -114,8 +121,9 @@ class RunningBatch:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that can be allocated."""
-        return self._blocks.num_free
+        """Blocks that can be allocated, whichever rows get them."""
+        num_free = self._blocks.num_free
+        return num_free if self.windows is None else min(num_free, self.windows.num_spare)
 
     @property
     def num_headroom_blocks(self) -> int:
@@ -128,9 +136,20 @@ class RunningBatch:
         short = rows[table.expected_tokens[rows] > table.num_blocks[rows] * self._block_size]
         return short[table.has_next_token(short)] if len(short) else short
 
+    def can_grow(self, rows: Int64Array) -> bool:
+        """Return whether each of the rows can have one more block."""
+        return len(rows) <= self._blocks.num_free and (self.windows is None or self.windows.can_grow(rows))
+
     def grow(self, rows: Int64Array) -> None:
         """Give each of the rows one more block."""
         self.table.add_blocks(rows, self._blocks.allocate(len(rows)))
+
+    def assemble(self, *, step: int, new_requests: tuple[NewRequestData, ...]) -> StepPlan:
+        """Gather the scheduled tokens of all rows into one plan, with window pages for what it writes."""
+        if self.windows is None:
+            return self.table.assemble(step=step, new_requests=new_requests)
+        self.windows.allocate_for_step()
+        return self.windows.add_tables(self.table.assemble(step=step, new_requests=new_requests))
 
     def store_written_blocks(self, rows: Int64Array, has_sampled: BoolArray) -> list[Request]:
         """Store the rows' newly full blocks in the prefix cache; returns the requests that waited for them.
@@ -190,6 +209,19 @@ class RunningBatch:
         self._blocks.forget(block_hashes, blocks)
         if self._offload is not None:
             self._offload.forget(block_hashes)
+
+    def free_windows(self, plan: StepPlan) -> None:
+        """Free window pages that the requests of a computed step need no more."""
+        if self.windows is None:
+            return
+        if plan.num_drafts is not None:
+            self.windows.free_ahead(plan.rows)
+        self.windows.free_behind(plan.rows)
+
+    def free_interrupted(self, rows: list[int]) -> None:
+        """Free window pages that an interrupted step was to write for these rows."""
+        if self.windows is not None:
+            self.windows.free_ahead(np.unique(rows))
 
     # The machine's block store
 
@@ -252,6 +284,8 @@ class RunningBatch:
         row = request.row
         assert row is not None, f"{request.request_id} does not run"
         unwritten = request.block_hashes.hashes[int(self.table.num_stored_blocks[row]) :]
+        if self.windows is not None:
+            self.windows.remove_row(row)
         self.table.remove_row(row)
         self._blocks.free(request.blocks)
         request.blocks, request.row = [], None
@@ -290,6 +324,8 @@ class RunningBatch:
         num_hits = int(np.isin(prefix.blocks, held).sum())
         if wanted - num_hits > self._blocks.num_blocks - len(held):
             return None
+        if self._num_missing_pages(request.num_blocks_needed(self._block_size), others) > 0:
+            return None
         return self._victim_among(below)
 
     def _victim_among(self, rows: Int64Array) -> Request:
@@ -310,6 +346,10 @@ class RunningBatch:
             self.table.keys[rows] > request.queue_entry.key
         )
         return less
+
+    def _num_missing_pages(self, num_blocks: int, others: Int64Array) -> int:
+        """Return how many window pages one more request of so many blocks lacks beside the rows `others`."""
+        return 0 if self.windows is None else self.windows.num_missing(num_blocks, others)
 
     def _headroom(self, num_running: int) -> int:
         # Without headroom the next decode step would preempt the request just admitted.

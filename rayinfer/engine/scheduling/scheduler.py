@@ -8,8 +8,6 @@ from rayinfer.engine.drafting.drafter import Drafter
 from rayinfer.engine.drafting.recent_answers import RecentAnswers
 from rayinfer.engine.plan.executor_commands import BlockCopy
 from rayinfer.engine.plan.step_plan import (
-    BoolArray,
-    Int64Array,
     LogprobsArrays,
     NewRequestData,
     SampledTokens,
@@ -24,8 +22,10 @@ from rayinfer.engine.scheduling.inflight_steps import step_schedule
 from rayinfer.engine.scheduling.kv_offload import KVOffload
 from rayinfer.engine.scheduling.output_processor import OutputProcessor, final_delta
 from rayinfer.engine.scheduling.request import Request
+from rayinfer.engine.scheduling.row_windows import row_windows
 from rayinfer.engine.scheduling.running_batch import RunningBatch
 from rayinfer.engine.scheduling.step_deltas import add_prompt_logprobs, trace_prefill_chunks
+from rayinfer.engine.scheduling.step_outcome import are_nonfinite, num_computed
 from rayinfer.engine.scheduling.stored_prefixes import StoredPrefixes
 from rayinfer.engine.scheduling.waiting_queue import WaitingQueue
 from rayinfer.kv_cache.block_manager import BlockManager
@@ -79,6 +79,7 @@ class Scheduler:
             offload=offload,
             stored_prefixes=stored_prefixes,
             max_loras=max_loras,
+            windows=row_windows(self._table, block_manager, max_num_batched_tokens * max_concurrent_batches),
         )
         waiting = WaitingQueue(ageing_s=AGEING_S, block_size=block_size)
         self._admission = Admission(waiting, self.batch, block_size)
@@ -158,6 +159,11 @@ class Scheduler:
         blocks: list[int] = self._table.blocks_of(self._table.rows).tolist()
         return blocks
 
+    @property
+    def window_pages_in_use(self) -> list[int]:
+        """Pages of the window pool that running requests read; empty without such a pool."""
+        return [] if self.batch.windows is None else self.batch.windows.pages_in_use
+
     def forget_cached_prefixes(self) -> None:
         """Remove blocks that no running request reads from the prefix cache."""
         self._finish_transfers(drain=True)
@@ -184,13 +190,15 @@ class Scheduler:
     @property
     def stats(self) -> EngineStats:
         """Counters and gauges as they are now."""
-        totals = self._totals
+        totals, windows = self._totals, self.batch.windows
         return EngineStats(
             num_running=len(self._table),
             num_waiting=len(self.requests) - len(self._table),
             kv_blocks_used=self.blocks.num_used,
             kv_blocks_cached=self.blocks.num_cached,
             kv_blocks_total=self.blocks.num_blocks,
+            kv_window_pages_used=0 if windows is None else windows.num_used,
+            kv_window_pages_total=0 if windows is None else windows.num_pages,
             kv_offload_blocks_used=0 if self._offload is None else self._offload.num_used,
             kv_offload_blocks_total=0 if self._offload is None else self._offload.num_blocks,
             prompt_tokens_total=totals.prompt_tokens_total,
@@ -223,7 +231,7 @@ class Scheduler:
         if self._drafts is not None:
             self._drafts.add(self._num_tokens_left)
         self._totals.num_steps_total += 1
-        plan = self._table.assemble(step=self._totals.num_steps_total, new_requests=self._take_new_requests())
+        plan = self.batch.assemble(step=self._totals.num_steps_total, new_requests=self._take_new_requests())
         self._step_tokens.observe(plan.num_tokens)
         self._schedule.start(plan)
         return plan
@@ -242,6 +250,7 @@ class Scheduler:
             self._table.reset_expected()
             rows = [row for row in self._rows_to_resend if self._table.is_taken(row)]
             self._new_requests += map(self._table.new_request_data, rows)
+            self.batch.free_interrupted(rows)
             self._rows_to_resend.clear()
 
     def _finish_transfers(self, *, drain: bool = False) -> None:
@@ -327,9 +336,9 @@ class Scheduler:
         """
         table = self._table
         plan, sampled = self._schedule.finish(plan, sampled)
-        table.num_computed[plan.rows] = plan.seq_lens if plan.num_drafts is None else _num_computed(plan, sampled)
+        table.num_computed[plan.rows] = plan.seq_lens if plan.num_drafts is None else num_computed(plan, sampled)
         rows, has_sampled = plan.rows, plan.samples
-        if has_nonfinite := bool((is_nonfinite := _are_nonfinite(plan, sampled)).any()):
+        if has_nonfinite := bool((is_nonfinite := are_nonfinite(plan, sampled)).any()):
             may_store = np.ones(plan.num_requests, np.bool_)
             may_store[plan.samples] = ~is_nonfinite
             rows, has_sampled = rows[may_store], has_sampled[may_store]
@@ -337,6 +346,7 @@ class Scheduler:
         if has_nonfinite:
             self.batch.forget_written_blocks(plan.rows[plan.samples][is_nonfinite])
         self.batch.offer_written_blocks(rows[has_sampled])
+        self.batch.free_windows(plan)
         trace_prefill_chunks(table, plan)
         if sampled.prompt_logprobs is not None:
             add_prompt_logprobs(table, sampled.prompt_logprobs)
@@ -371,19 +381,3 @@ class Scheduler:
                 accepted = request.num_accepted_tokens
                 request.trace.record("speculated", draft_tokens=drafts, accepted_tokens=accepted)
             request.trace.record("finished", reason=reason, output_tokens=len(request.token_ids) - request.prompt_len)
-
-
-def _num_computed(plan: StepPlan, sampled: SampledTokens) -> Int64Array:
-    """Return how many tokens of each request are computed after a step with drafts: the accepted ones count."""
-    assert plan.num_drafts is not None
-    num_computed = plan.seq_lens.astype(np.int64) - plan.num_drafts
-    if sampled.counts is not None:
-        num_computed[plan.samples] += sampled.counts - 1
-    return num_computed
-
-
-def _are_nonfinite(plan: StepPlan, sampled: SampledTokens) -> BoolArray:
-    """Return the mask of the sampled tokens that are invalid, but not by their grammars."""
-    if not sampled.errors:
-        return sampled.is_invalid
-    return sampled.is_invalid & ~np.isin(plan.rows[plan.samples], list(sampled.errors))

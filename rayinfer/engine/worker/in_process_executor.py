@@ -9,7 +9,7 @@ from rayinfer.engine.plan.executor_commands import AdapterFacts, BlockCopy, Slee
 from rayinfer.engine.plan.step_plan import StepPlan
 from rayinfer.engine.worker.cores import Cores
 from rayinfer.engine.worker.draft_models.draft_memory import DraftMemory
-from rayinfer.engine.worker.model_memory import ModelMemory
+from rayinfer.engine.worker.memory.model_memory import ModelMemory
 from rayinfer.engine.worker.model_runner import ModelRunner
 
 
@@ -57,13 +57,13 @@ class InProcessExecutor:
         assert self._adapters is not None, "an engine without adapters"
         self._adapters.drop(digest)
 
-    def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
+    def release(self, level: SleepLevel, blocks_in_use: Sequence[int], window_pages_in_use: Sequence[int] = ()) -> None:
         """Free memory."""
         if level is not SleepLevel.PERSIST:
             self.runner.drop_graphs()
         if level is SleepLevel.RECOMPUTE:
             self.runner.decoder = None  # or it would keep the weights
-        self._memory.release(level, blocks_in_use)
+        self._memory.release(level, blocks_in_use, window_pages_in_use)
         if self._draft is not None:
             self._draft.release(level)
 

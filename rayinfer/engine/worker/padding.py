@@ -21,8 +21,8 @@ class Padding:
         return Padding(slot=block * block_size, context_length=1, block=block)
 
 
-def empty_plan(num_requests: int, num_tokens: int, num_blocks: int) -> StepPlan:
-    """Allocate the arrays of a plan of this size, with block tables of `num_blocks`."""
+def empty_plan(num_requests: int, num_tokens: int, num_blocks: int, *, has_windows: bool = False) -> StepPlan:
+    """Allocate the arrays of a plan of this size, with block tables of `num_blocks`; `has_windows`: two of them."""
     return StepPlan(
         step=0,
         rows=np.zeros(num_requests, np.int64),
@@ -34,6 +34,8 @@ def empty_plan(num_requests: int, num_tokens: int, num_blocks: int) -> StepPlan:
         block_tables=np.zeros((num_requests, num_blocks), np.int32),
         samples=np.zeros(num_requests, np.bool_),
         uses_last_sampled=np.zeros(num_requests, np.bool_),
+        window_tables=np.zeros((num_requests, num_blocks), np.int32) if has_windows else None,
+        window_slot_mapping=np.zeros(num_tokens, np.int64) if has_windows else None,
     )
 
 
@@ -53,6 +55,7 @@ def pad_plan(plan: StepPlan, target: StepPlan, padding: Padding, row: int) -> No
     target.token_ids[:num_tokens] = plan.token_ids
     target.positions[:num_tokens] = plan.positions
     target.slot_mapping[:num_tokens] = plan.slot_mapping
+    _pad_windows(plan, target, padding)
     num_more = target.num_requests - count
     if not num_more:
         return
@@ -69,3 +72,18 @@ def pad_plan(plan: StepPlan, target: StepPlan, padding: Padding, row: int) -> No
     target.token_ids[num_tokens:] = 0
     target.positions[num_tokens:] = 0
     target.slot_mapping[num_tokens:] = padding.slot
+
+
+def _pad_windows(plan: StepPlan, target: StepPlan, padding: Padding) -> None:
+    if target.window_tables is None or target.window_slot_mapping is None:
+        return
+    if plan.window_tables is None or plan.window_slot_mapping is None:
+        assert not plan.num_requests, "a step without the tables of sliding-window layers"
+        target.window_tables[:] = padding.block
+        target.window_slot_mapping[:] = padding.slot
+        return
+    count, width = plan.window_tables.shape
+    target.window_tables[:count, :width] = plan.window_tables
+    target.window_tables[count:] = padding.block
+    target.window_slot_mapping[: plan.num_tokens] = plan.window_slot_mapping
+    target.window_slot_mapping[plan.num_tokens :] = padding.slot

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rayinfer.attention.paged_attention import AttentionBatch
+from rayinfer.attention.paged_attention import AttentionBatch, WindowTables
 from rayinfer.engine.plan.step_plan import StepPlan
 from rayinfer.engine.worker.step_upload import StepUpload
 from rayinfer_kernels import ops
@@ -34,6 +34,9 @@ def upload_plan(plan: StepPlan, upload: StepUpload, adapters: ops.TokenSlots | N
         plan.seq_lens,
         plan.block_tables,
     ]
+    has_windows = plan.window_tables is not None and plan.window_slot_mapping is not None
+    if plan.window_tables is not None and plan.window_slot_mapping is not None:
+        arrays += [plan.window_slot_mapping, plan.window_tables]
     arrays.append(plan.rows)
     uses_last_sampled = (
         plan.uses_last_sampled if plan.uses_last_sampled is not None and plan.uses_last_sampled.any() else None
@@ -44,12 +47,17 @@ def upload_plan(plan: StepPlan, upload: StepUpload, adapters: ops.TokenSlots | N
     all_sample = len(sampling) == plan.num_tokens  # each request has one token then
     if not all_sample:
         arrays += [plan.rows[sampling], sampled_lines(plan, sampling)]
-    token_ids, positions, slot_mapping, cu_seqlens_q, seq_lens, block_tables, rows, *others = upload.send(arrays)
+    token_ids, positions, slot_mapping, cu_seqlens_q, seq_lens, block_tables, *others = upload.send(arrays)
+    windows = None
+    if has_windows:
+        windows, others = WindowTables(*others[:2]), others[2:]
+    rows, *others = others
     return StepInputs(
         token_ids=token_ids,
         batch=AttentionBatch(
             *(positions, slot_mapping, cu_seqlens_q, seq_lens, block_tables, rows, num_decodes(plan.cu_seqlens_q)),
             adapters,
+            windows,
         ),
         rows=rows,
         uses_last_sampled=None if uses_last_sampled is None else others[0],

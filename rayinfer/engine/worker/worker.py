@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,10 +24,11 @@ from rayinfer.engine.worker.encoder_decoder_runner import EncoderDecoderRunner
 from rayinfer.engine.worker.graphs.cuda_graphs import CudaGraphs
 from rayinfer.engine.worker.graphs.decode_graphs import DecodeGraphs, Draw
 from rayinfer.engine.worker.in_process_executor import InProcessExecutor
-from rayinfer.engine.worker.model_memory import ModelMemory
+from rayinfer.engine.worker.memory.model_memory import ModelMemory
+from rayinfer.engine.worker.memory.reserved_memory import reserved_memory_bytes
+from rayinfer.engine.worker.memory.window_pool import window_pool
 from rayinfer.engine.worker.model_runner import ModelRunner
 from rayinfer.engine.worker.padding import Padding
-from rayinfer.engine.worker.reserved_memory import reserved_memory_bytes
 from rayinfer.engine.worker.resolved_config import resolve_config
 from rayinfer.engine.worker.static_runner import StaticRunner, StaticShapes
 from rayinfer.engine.worker.tokenizer_file import read_tokenizer_file
@@ -62,6 +64,7 @@ class Worker(ABC):
 
     is_static = False  # whether the batch and its memory have one size, allocated at once
     num_scratch = 0  # KV blocks, and rows of the sampler, that padding uses
+    num_window_pages = 0  # of sliding-window layers, where these have a pool of their own
 
     def __init__(self, config: EngineConfig, model: ModelConfig, folder: Path, group: Ranks | None) -> None:
         self._model, self.folder, self._group = model, folder, group
@@ -153,6 +156,7 @@ class Worker(ABC):
             self._states_read,
             self.config.num_adapter_slots,
             self.config.max_num_batched_tokens,
+            self.window_pool is not None and not self.window_pool.all_layers_slide,
         )
 
     @property
@@ -214,14 +218,20 @@ class Worker(ABC):
         )
         self.block_shape = shape
         num_blocks, num_offload_blocks = self._agree_on_blocks(shape, draft_block_bytes)
+        sizes: dict[str, Any] = {"num_offload_blocks": num_offload_blocks}
+        self.window_pool = window_pool(self.config, decoder, self.folder, self.longest_sequence, self._group)
+        if self.window_pool is not None:
+            num_steps_at_once = 2 if self._is_async else self.config.pipeline_parallel_size
+            counts = self.window_pool.divide(self.config, num_blocks, num_steps_at_once, self._group)
+            num_blocks, self.num_window_pages = counts
+            sizes |= {"slides": self.window_pool.slides, "num_window_pages": self.num_window_pages}
         self.num_blocks = num_blocks - self.num_scratch  # of the pool, for requests
         self.max_model_len = min(self.longest_sequence, self.num_blocks * self.config.block_size)
         prepare = self._preparation()
         load_again = partial(reload_weights, load, prepare, self.folder, self._model)
         with startup_step("taking memory for the KV cache"):
             prepare(decoder)
-            sizes = {"num_blocks": num_blocks, "num_offload_blocks": num_offload_blocks}
-            return ModelMemory(decoder, load_again, shape, device=self._device, **sizes)
+            return ModelMemory(decoder, load_again, shape, device=self._device, num_blocks=num_blocks, **sizes)
 
     def _agree_on_blocks(self, shape: BlockShape, draft_block_bytes: int) -> list[int]:
         """Count the blocks of both pools that all ranks have memory for."""
@@ -259,6 +269,7 @@ class Worker(ABC):
             padding=Padding(),
             draw=Draw(ops.uniform, ops.sample_rows),
             max_capture_size=self.config.max_cudagraph_capture_size,
+            has_windows=self.window_pool is not None and not self.window_pool.all_layers_slide,
         )
 
 
@@ -350,10 +361,14 @@ def _prepare(
     states_read: Sequence[int],
     num_adapter_slots: int,
     max_num_batched_tokens: int,
+    has_window_pool: bool,
     decoder: Decoder,
 ) -> None:
     if isinstance(decoder, CausalDecoder):
         decoder.reserve_positions(max_num_batched_tokens)
+    if has_window_pool:
+        assert isinstance(decoder, CausalDecoder), "checked before"
+        decoder.use_window_pool()
     if num_adapter_slots:
         assert isinstance(decoder, CausalDecoder), "checked before"
         decoder.use_adapters(num_adapter_slots)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from rayinfer.engine.worker.graphs.decode_graphs import step_memory_bytes
-from rayinfer.engine.worker.reserved_memory import activation_memory_bytes
+from rayinfer.engine.worker.memory.reserved_memory import activation_memory_bytes
 from rayinfer.models.model_config import ModelConfig
 from rayinfer_kernels.gpu.language import IS_INTERPRETED
 from rayinfer_kernels.gpu.sampling.sampling import sample_rows

@@ -31,12 +31,14 @@ from rayinfer.errors import EngineDead
 from rayinfer.grammars.compiler import GrammarCompiler
 from rayinfer.kv_cache.adapter_id import adapter_id
 from rayinfer.kv_cache.block_manager import BlockManager
+from rayinfer.kv_cache.hybrid_blocks import HybridBlockManager
 from rayinfer.kv_store.store import KVBlockStore
 from rayinfer.kv_store.transfers import BlockTransfers
 from rayinfer.outputs import TokenDelta, TokenLogprobs
 from rayinfer.protocols import GenerationRequest, ModelDescription
 from rayinfer.sampling_params import SamplingParams, Speculation
 from support.fakes.fake_scores import ScoredPlace, score
+from support.fakes.fake_window_pool import FakeWindowPool
 from support.fakes.virtual_time import FakeClock
 
 VOCAB_SIZE = 97
@@ -79,7 +81,9 @@ class FakeExecutor:
         num_offload_blocks: int = 0,
         max_concurrent_batches: int = 1,
         supports_async_scheduling: bool = False,
+        window_pool: FakeWindowPool | None = None,
     ) -> None:
+        self._window_pool = window_pool
         self.max_concurrent_batches = 2 if supports_async_scheduling else max_concurrent_batches
         self.supports_async_scheduling = supports_async_scheduling
         self.stage_idle_shares: Sequence[float] = ()
@@ -127,10 +131,15 @@ class FakeExecutor:
                 *new_request.output_token_ids.tolist(),
             ]
         _claim(len(set(plan.slot_mapping.tolist())) == plan.num_tokens, "two tokens of one step share a slot")
-        self._slots[plan.slot_mapping, 0] = self._token_ids(plan)
+        token_ids = self._token_ids(plan)
+        self._slots[plan.slot_mapping, 0] = token_ids
         self._slots[plan.slot_mapping, 1] = plan.positions
         self._slots[plan.slot_mapping, 2] = 0
         contexts = [self._context(plan, i) for i in range(plan.num_requests)]
+        if self._window_pool is not None:
+            self._window_pool.write(plan, token_ids)
+            for i, context in enumerate(contexts):
+                _claim(self._window_pool.reads(plan, i, context), "a window page holds something else")
         is_spoilt = [self._spread_spoilt(plan, i, context) for i, context in enumerate(contexts)]
         answers = [self._answers(plan, i, context) for i, context in enumerate(contexts)]
         answers = [found for found, samples in zip(answers, plan.samples, strict=True) if samples]
@@ -161,11 +170,13 @@ class FakeExecutor:
         for source_block, target_block in zip(copy.source_blocks, copy.target_blocks, strict=True):
             target[target_block] = source[source_block]
 
-    def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
+    def release(self, level: SleepLevel, blocks_in_use: Sequence[int], window_pages_in_use: Sequence[int] = ()) -> None:
         """Forget what a model would forget."""
         if self.sleep_failure is not None:
             raise self.sleep_failure
         self.moves.append(("release", level))
+        if self._window_pool is not None and level is not SleepLevel.PERSIST:
+            self._window_pool.keep_only(window_pages_in_use if level is SleepLevel.OFFLOAD else ())
         if level is SleepLevel.OFFLOAD:
             unused = [block for block in range(len(self._cached)) if block not in set(blocks_in_use)]
             self._cached[unused] = NOTHING
@@ -358,6 +369,7 @@ class Driven:
         self.settle()
         assert not self.engine.has_unfinished_requests, "somebody waits for ever"
         assert self.engine.stats.kv_blocks_used == self.engine.stats.kv_offload_blocks_used == 0
+        assert self.engine.stats.kv_window_pages_used == 0
         assert self.engine.stats.num_running == self.engine.stats.num_waiting == 0
 
     def settle(self) -> None:
@@ -395,13 +407,20 @@ def drive(
     speculation: Speculation = "auto",
     recent_answers: RecentAnswers | None = None,
     grammars: GrammarCompiler | None = None,
+    window: int | None = None,
+    num_window_pages: int | None = None,
 ) -> Driven:
     """Build an engine over a small pool."""
-    executor = FakeExecutor(
-        num_blocks, block_size, answer, failure, num_offload_blocks, max_concurrent_batches, supports_async_scheduling
-    )
+    num_pages = num_blocks if num_window_pages is None else num_window_pages
+    window_pool = None if window is None else FakeWindowPool(num_pages, block_size, window)
+    steps = (max_concurrent_batches, supports_async_scheduling)
+    executor = FakeExecutor(num_blocks, block_size, answer, failure, num_offload_blocks, *steps, window_pool)
     clock = FakeClock()
-    blocks = BlockManager(num_blocks, block_size, enable_prefix_caching=caching)
+    if window is None:
+        blocks = BlockManager(num_blocks, block_size, enable_prefix_caching=caching)
+    else:
+        pages = {"num_window_pages": num_pages, "window": window}
+        blocks = HybridBlockManager(num_blocks, block_size, **pages, enable_prefix_caching=caching)
     stored_prefixes = None
     if open_store is not None:
         views = executor.block_views
@@ -418,7 +437,7 @@ def drive(
         offload=KVOffload(num_offload_blocks, block_size, enable_prefix_caching=caching)
         if num_offload_blocks
         else None,
-        max_concurrent_batches=max_concurrent_batches,
+        max_concurrent_batches=executor.max_concurrent_batches,
         supports_async_scheduling=supports_async_scheduling,
         drafter=drafter,
         speculation=speculation,

@@ -52,7 +52,7 @@ class RecordingExecutor:
     def copy_blocks(self, copy: BlockCopy) -> None:
         self.recorded.append(("copy", copy.direction, list(copy.source_blocks), list(copy.target_blocks)))
 
-    def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
+    def release(self, level: SleepLevel, blocks_in_use: Sequence[int], window_pages_in_use: Sequence[int] = ()) -> None:
         self.before_move()
         self.recorded.append(("release", level, list(blocks_in_use)))
 

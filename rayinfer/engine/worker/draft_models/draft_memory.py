@@ -12,7 +12,7 @@ from rayinfer.engine.drafting.draft_model import DraftModel
 from rayinfer.engine.drafting.draft_rows import DraftRows
 from rayinfer.engine.drafting.drafter import Drafter
 from rayinfer.engine.plan.executor_commands import SleepLevel
-from rayinfer.engine.worker.model_memory import ModelMemory
+from rayinfer.engine.worker.memory.model_memory import ModelMemory
 from rayinfer.engine.worker.model_runner import ModelRunner
 from rayinfer.engine.worker.resolved_config import ResolvedConfig
 from rayinfer.engine.worker.weight_loading import reload_weights, weight_loader

@@ -12,7 +12,7 @@ from rayinfer.engine.drafting.draft_rows import DraftRows
 from rayinfer.engine.drafting.eagle_drafter import EagleDrafter
 from rayinfer.engine.plan.step_plan import StepPlan
 from rayinfer.engine.worker.draft_models.draft_memory import DraftMemory
-from rayinfer.engine.worker.model_memory import ModelMemory
+from rayinfer.engine.worker.memory.model_memory import ModelMemory
 from rayinfer.engine.worker.model_runner import ModelRunner
 from rayinfer.engine.worker.resolved_config import ResolvedConfig
 from rayinfer.kv_cache.cache_tensors import BlockShape

@@ -78,6 +78,7 @@ class DecodeGraphs:
         padding: Padding,
         draw: Draw | None = None,
         max_capture_size: int | None = None,
+        has_windows: bool = False,
     ) -> None:
         self.sizes = graph_sizes(num_rows if max_capture_size is None else min(num_rows, max_capture_size))
         self.draw = draw
@@ -86,7 +87,12 @@ class DecodeGraphs:
         self._future_tokens = future_tokens
         self._upload = StepUpload(device)
         self._inputs = allocate_graph_inputs(
-            self.sizes, max_blocks=max_blocks, padding=padding, padding_row=num_rows, device=device
+            self.sizes,
+            max_blocks=max_blocks,
+            padding=padding,
+            padding_row=num_rows,
+            device=device,
+            has_windows=has_windows,
         )
         self._graphs: dict[int, Graph] = {}
         self._logits: dict[int, torch.Tensor] = {}  # by size, where its graph leaves them

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from msgspec import structs
 
-from rayinfer.attention.paged_attention import AttentionBatch
+from rayinfer.attention.paged_attention import AttentionBatch, WindowTables
 from rayinfer.decoding.sampling_table import RowSettings
 from rayinfer.engine.plan.step_plan import StepPlan
 from rayinfer.engine.worker.padding import Padding, empty_plan, pad_plan
@@ -18,20 +18,36 @@ _ALIGNMENT = 64  # bytes
 
 
 def allocate_graph_inputs(
-    sizes: Sequence[int], *, max_blocks: int, padding: Padding, padding_row: int, device: torch.device
+    sizes: Sequence[int],
+    *,
+    max_blocks: int,
+    padding: Padding,
+    padding_row: int,
+    device: torch.device,
+    has_windows: bool = False,
 ) -> dict[int, "GraphInputBuffers"]:
     """Allocate the inputs of the graphs of all sizes, largest last: they share memory, as no two run at once."""
     most = sizes[-1]
     tables = torch.full((most, max_blocks), padding.block, dtype=torch.int32, device=device)
     memory = torch.zeros(_num_bytes(most), dtype=torch.uint8, device=device)
-    return {size: GraphInputBuffers(size, memory, tables, padding, padding_row) for size in sizes}
+    windows = None
+    if has_windows:
+        slots = torch.full((most,), padding.slot, dtype=torch.int64, device=device)
+        windows = WindowTables(slots, torch.full_like(tables, padding.block))
+    return {size: GraphInputBuffers(size, memory, tables, padding, padding_row, windows) for size in sizes}
 
 
 class GraphInputBuffers:
     """Inputs of the graph of one size: staging buffer on the host, and static buffer on the device."""
 
     def __init__(
-        self, size: int, memory: torch.Tensor, tables: torch.Tensor, padding: Padding, padding_row: int
+        self,
+        size: int,
+        memory: torch.Tensor,
+        tables: torch.Tensor,
+        padding: Padding,
+        padding_row: int,
+        windows: WindowTables | None = None,
     ) -> None:
         self.size = size
         self._padding = padding
@@ -48,7 +64,11 @@ class GraphInputBuffers:
             self._fields[name] = field = self._on_host[start:end].view(_FIELDS[name])
             self.on_device[name] = self._memory[start:end].view(torch.from_numpy(field[:0]).dtype)
         planned: dict[str, Any] = {name: self._fields[name] for name in _PLANNED}
-        self._plan = structs.replace(empty_plan(size, size, 1), **planned)
+        has_windows = windows is not None
+        self._plan = structs.replace(empty_plan(size, size, 1, has_windows=has_windows), **planned)
+        self._windows = None
+        if windows is not None:
+            self._windows = WindowTables(windows.slot_mapping[:size], windows.block_tables[:size])
         given = self.on_device
         batch = AttentionBatch(
             given["positions"],
@@ -57,6 +77,7 @@ class GraphInputBuffers:
             given["seq_lens"],
             self._tables,
             given["rows"],
+            windows=self._windows,
         )
         uses_last_sampled = given["uses_last_sampled"]
         self.inputs = StepInputs(given["token_ids"], batch, given["rows"], uses_last_sampled, given["rows"], None)
@@ -70,6 +91,8 @@ class GraphInputBuffers:
         count, width = plan.block_tables.shape
         if width != self._plan.block_tables.shape[1]:
             self._plan = structs.replace(self._plan, block_tables=np.empty((self.size, width), np.int32))
+            if self._windows is not None:
+                self._plan = structs.replace(self._plan, window_tables=np.empty((self.size, width), np.int32))
         pad_plan(plan, self._plan, self._padding, self._padding_row)
         positions = self._fields["draw_position"]
         positions[:count] = plan.seq_lens
@@ -81,9 +104,16 @@ class GraphInputBuffers:
 
     def send(self, upload: StepUpload) -> None:
         """Copy them to the device; what is behind the longest table is not read."""
-        memory, tables = upload.send([self._on_host, self._plan.block_tables])
+        arrays: list[np.ndarray] = [self._on_host, self._plan.block_tables]
+        if self._plan.window_tables is not None and self._plan.window_slot_mapping is not None:
+            arrays += [self._plan.window_slot_mapping, self._plan.window_tables]
+        memory, tables, *windows = upload.send(arrays)
         self._memory.copy_(memory)
         self._tables[:, : tables.shape[1]].copy_(tables)
+        if self._windows is not None:
+            slot_mapping, pages = windows
+            self._windows.slot_mapping.copy_(slot_mapping)
+            self._windows.block_tables[:, : pages.shape[1]].copy_(pages)
 
 
 # What each request of a step has, in this order in memory: of the plan, then of the sampler.

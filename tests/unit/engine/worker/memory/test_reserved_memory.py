@@ -6,7 +6,7 @@ import pytest
 
 from rayinfer.config import engine_config
 from rayinfer.engine.worker.graphs.decode_graphs import graph_memory_bytes
-from rayinfer.engine.worker.reserved_memory import activation_memory_bytes, reserved_memory_bytes
+from rayinfer.engine.worker.memory.reserved_memory import activation_memory_bytes, reserved_memory_bytes
 from rayinfer.engine.worker.resolved_config import resolve_config
 from rayinfer.models.model_config import ModelConfig
 

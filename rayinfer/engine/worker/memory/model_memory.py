@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,7 +19,8 @@ _HOST = torch.device("cpu")
 class ModelMemory:
     """A loaded decoder and its blocks; `load` loads the decoder again, prepared for its blocks.
 
-    Between `release` and `restore` no step can run and no block be copied.
+    Between `release` and `restore` no step can run and no block be copied. With `slides`, whether each layer has a
+    sliding window, the keys and values of those that have are in a pool of `num_window_pages`.
     """
 
     def __init__(
@@ -30,18 +32,25 @@ class ModelMemory:
         num_blocks: int,
         num_offload_blocks: int = 0,
         device: torch.device = _HOST,
+        slides: Sequence[bool] = (),
+        num_window_pages: int = 0,
     ) -> None:
         self.decoder: Decoder | None = decoder
         self._load = load
-        self._shape = shape
+        self._slides = tuple(slides)
+        self._shape = replace(shape, num_layers=shape.num_layers - sum(slides))
+        self._window_shape = replace(shape, num_layers=sum(slides))
+        self._num_window_pages = num_window_pages
         self.num_blocks = num_blocks
         self.num_offload_blocks = num_offload_blocks
         self._device = device
-        self._pool = self._new_pool()
+        self._pool, self._window_pool = self._new_pool(), self._new_window_pool()
         self._offload_pool = self._new_offload_pool()
+        self._kept_pages: Sequence[int] = ()  # as the next two, of the window pool
+        self._kept_window_pool: BlockPool | None = None
         self._kept_blocks: Sequence[int] = ()  # which of the pool's blocks are in `_kept`, while they are
         self._kept: BlockPool | None = None
-        decoder.bind_kv_caches(self._pool.caches)
+        self._bind(self._pool, self._window_pool)
 
     def copy_out(self, blocks: Sequence[int], offload_blocks: Sequence[int]) -> None:
         """Copy blocks of the model's pool into the second pool."""
@@ -55,14 +64,14 @@ class ModelMemory:
         """Return the bytes of the model's pool in host memory, as `BlockPool.block_views` does."""
         return self._pool.block_views()
 
-    def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
-        """Free memory by level; of the pool's blocks only those in use are ever kept."""
+    def release(self, level: SleepLevel, blocks_in_use: Sequence[int], window_pages_in_use: Sequence[int] = ()) -> None:
+        """Free memory by level; of the pools' blocks and pages only those in use are ever kept."""
         if level is SleepLevel.OFFLOAD:
-            self._keep_blocks(blocks_in_use)
+            self._keep_blocks(blocks_in_use, window_pages_in_use)
             self._move_weights(_HOST)
         elif level is SleepLevel.RECOMPUTE:
             self.decoder = None
-            self._pool, self._offload_pool = self._no_pool(), self._no_pool()
+            self._pool, self._offload_pool, self._window_pool = self._no_pool(), self._no_pool(), self._no_pool()
         if level is not SleepLevel.PERSIST:
             _return_free_memory(self._device)
 
@@ -75,16 +84,17 @@ class ModelMemory:
         else:
             self.decoder = self._load()
             self._offload_pool = self._new_offload_pool()
-        self._pool = self._new_pool()
-        if self._kept is not None:
+        self._pool, self._window_pool = self._new_pool(), self._new_window_pool()
+        if self._kept is not None and self._kept_window_pool is not None:
             self._kept.move_to(self._pool, range(len(self._kept_blocks)), self._kept_blocks)
-            self._kept, self._kept_blocks = None, ()
-        self.loaded_decoder.bind_kv_caches(self._pool.caches)
+            self._kept_window_pool.move_to(self._window_pool, range(len(self._kept_pages)), self._kept_pages)
+            self._kept, self._kept_blocks, self._kept_window_pool, self._kept_pages = None, (), None, ()
+        self._bind(self._pool, self._window_pool)
 
     def drop(self) -> None:
         """Free everything for good."""
-        self.decoder = self._kept = None
-        self._pool, self._offload_pool = self._no_pool(), self._no_pool()
+        self.decoder = self._kept = self._kept_window_pool = None
+        self._pool, self._offload_pool, self._window_pool = self._no_pool(), self._no_pool(), self._no_pool()
         if self._device.type == "cuda":  # or the next engine of this process would find too little free memory
             _return_free_memory(self._device)
 
@@ -94,10 +104,18 @@ class ModelMemory:
         assert self.decoder is not None, "the weights are released"
         return self.decoder
 
-    def _keep_blocks(self, blocks: Sequence[int]) -> None:
+    def _keep_blocks(self, blocks: Sequence[int], pages: Sequence[int]) -> None:
         self._kept, self._kept_blocks = BlockPool(self._shape, len(blocks), _HOST), blocks
-        self.loaded_decoder.bind_kv_caches(self._no_pool().caches)  # or it would keep the memory
+        self._kept_window_pool, self._kept_pages = BlockPool(self._window_shape, len(pages), _HOST), pages
+        self._bind(self._no_pool(), BlockPool(self._window_shape, 0, _HOST))  # or it would keep the memory
         self._pool.move_to(self._kept, blocks, range(len(blocks)))
+        self._window_pool.move_to(self._kept_window_pool, pages, range(len(pages)))
+
+    def _bind(self, pool: BlockPool, window_pool: BlockPool) -> None:
+        """Give each layer its cache of the pool for its kind."""
+        caches, window_caches = iter(pool.caches), iter(window_pool.caches)
+        slides = self._slides or (False,) * len(pool.caches)
+        self.loaded_decoder.bind_kv_caches([next(window_caches if is_sliding else caches) for is_sliding in slides])
 
     def _move_weights(self, device: torch.device) -> None:
         decoder = self.loaded_decoder
@@ -106,6 +124,9 @@ class ModelMemory:
 
     def _new_pool(self) -> BlockPool:
         return BlockPool(self._shape, self.num_blocks, self._device)
+
+    def _new_window_pool(self) -> BlockPool:
+        return BlockPool(self._window_shape, self._num_window_pages, self._device)
 
     def _new_offload_pool(self) -> BlockPool:
         return BlockPool(self._shape, self.num_offload_blocks, _HOST, pinned=self._device.type == "cuda")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rayinfer.engine.plan.executor_commands import SleepLevel
-from rayinfer.engine.worker.model_memory import ModelMemory
+from rayinfer.engine.worker.memory.model_memory import ModelMemory
 from rayinfer.errors import ModelLoadError
 from rayinfer.kv_cache.cache_tensors import BlockShape
 
