@@ -36,7 +36,7 @@ class LowRankPart(NamedTuple):
             return self.a
         padded = self.in_features + -self.in_features % NUMBERS_PER_GROUP
         blocks = []
-        for block in self.a.split(RANKS_PER_BLOCK * padded):
+        for block in torch.split(self.a, RANKS_PER_BLOCK * padded):
             groups = _separated(block.view(padded // NUMBERS_PER_GROUP, -1, NUMBERS_PER_GROUP))
             blocks.append(groups.transpose(0, 1).reshape(-1, padded))
         return torch.cat(blocks)[:, : self.in_features]
@@ -66,21 +66,21 @@ def low_rank_part(
 
 def _packed_a(a: torch.Tensor) -> torch.Tensor:
     groups = F.pad(a, (0, -a.shape[1] % NUMBERS_PER_GROUP)).view(len(a), -1, NUMBERS_PER_GROUP)
-    return torch.cat([_paired(block.transpose(0, 1)).reshape(-1) for block in groups.split(RANKS_PER_BLOCK)])
+    return torch.cat([_paired(block.transpose(0, 1)).reshape(-1) for block in torch.split(groups, RANKS_PER_BLOCK)])
 
 
 def _paired(groups: torch.Tensor) -> torch.Tensor:
     """Put the bfloat16 numbers of both halves of each group side by side."""
     if groups.dtype != torch.bfloat16:
         return groups
-    return groups.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+    return groups.view(*groups.shape[:-1], 2, -1).transpose(-1, -2).flatten(-2)
 
 
 def _separated(groups: torch.Tensor) -> torch.Tensor:
     """Undo `_paired`."""
     if groups.dtype != torch.bfloat16:
         return groups
-    return groups.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+    return groups.view(*groups.shape[:-1], -1, 2).transpose(-1, -2).flatten(-2)
 
 
 class PartArgument(ctypes.Structure):

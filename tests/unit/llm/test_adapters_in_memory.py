@@ -1,4 +1,4 @@
-"""What an engine reports of its adapters."""
+"""Report of an engine on the adapters that it has in memory."""
 
 from pathlib import Path
 
