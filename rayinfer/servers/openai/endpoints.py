@@ -29,6 +29,7 @@ from rayinfer.servers.openai.sampling_settings import (
 from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody
 from rayinfer.servers.openai.unsupported_fields import refuse_unsupported_fields
 from rayinfer.servers.openai.validated_request import ValidatedRequest
+from rayinfer.servers.request_limits import RequestLimits
 from rayinfer.servers.served_model import ServedModel
 from rayinfer.tokenization.bad_words import bad_word_tokenizer
 
@@ -44,13 +45,13 @@ class OpenAIEndpoints:
 
     async def list_models(self, request: Request) -> Response:
         """GET /v1/models: those that the caller may use."""
-        cards = [_model_card(model) for model in usable_models(request, self._models).values()]
+        cards = [_model_card(model, self._limits) for model in usable_models(request, self._models).values()]
         return json_response(json.dumps({"object": "list", "data": cards}).encode())
 
     async def retrieve_model(self, request: Request, model_id: str) -> Response:
         """GET /v1/models/{model_id}, whose ids may contain slashes."""
         model = find_usable_model(request, self._models, model_id.rstrip("/"))
-        return json_response(json.dumps(_model_card(model)).encode())
+        return json_response(json.dumps(_model_card(model, self._limits)).encode())
 
     async def create_chat_completion(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
@@ -126,12 +127,12 @@ class OpenAIEndpoints:
         return WholeResponse(outputs, answer, answer.chat_completion if validated.shape is CHAT else answer.completion)
 
 
-def _model_card(model: ServedModel) -> dict[str, Any]:
+def _model_card(model: ServedModel, limits: RequestLimits) -> dict[str, Any]:
     try:
         description = model.generator.describe()
     except NotReady:
         description = None
-    return {
+    card = {
         "id": model.name,
         "object": "model",
         "created": model.created,
@@ -143,6 +144,17 @@ def _model_card(model: ServedModel) -> dict[str, Any]:
         "max_model_len": model.max_model_len,
         "permission": [_permission(model)],
         "default_sampling_params": None if description is None else dict(description.default_sampling_params),
+    }
+    return card | {"image_limits": _image_limits(limits)} if model.takes_images else card
+
+
+def _image_limits(limits: RequestLimits) -> dict[str, int]:
+    """Return what a request's images may have, so that clients can tell before they send them."""
+    return {
+        "max_images": limits.max_images,
+        "max_bytes": limits.max_image_bytes,  # of each, encoded
+        "max_pixels": limits.max_image_pixels,
+        "max_side": limits.max_image_side,
     }
 
 

@@ -71,7 +71,8 @@ _MODEL = _object(
         "max_model_len": {"type": ["integer", "null"]},
         "permission": {"type": "array", "items": {"type": "object"}},
         "default_sampling_params": _OR_NULL,
-    }
+    },
+    {"image_limits": _object(dict.fromkeys(("max_images", "max_bytes", "max_pixels", "max_side"), _COUNT))},
 )
 
 RESPONSE_SCHEMAS: Mapping[str, Any] = {

@@ -46,6 +46,7 @@ class FakeGenerator:
     not_ready: str = ""
     max_model_len: int = 256
     is_encoder_decoder: bool = False
+    takes_images: bool = False
     vocab_size: int = 384
     default_sampling_params: Mapping[str, Any] = field(default_factory=dict)
     engines: dict[str, EngineStats] = field(default_factory=dict)
@@ -96,6 +97,7 @@ class FakeGenerator:
             default_sampling_params=self.default_sampling_params,
             scores_prompts=not self.is_encoder_decoder,
             supports_structured_outputs=self.supports_structured_outputs,
+            takes_images=self.takes_images,
         )
 
     def status(self) -> ServiceStatus:

@@ -1,15 +1,14 @@
 // Chat: one pane, or two side by side with settings of their own. Conversations stay in this browser.
 
 import { deleteConversation, emptyConversation, keepConversation, listedConversations, storedConversation, titleOf } from "./conversations.js";
-import { button, confirmDialog, el } from "./elements.js";
-import { exportButtons } from "./exports.js";
+import { button, confirmDialog, el, exportButtons } from "./elements.js";
 import { longField } from "./fields.js";
 import { pane } from "./pane.js";
 import { afterFrame } from "./slices.js";
 
 export function chatView(view) {
   const picker = el("select", { "aria-label": "Conversation" });
-  const first = pane(latestConversation(), { onBusy: () => showBusy(), onChange: (changed) => { keepConversation(changed); list(first.conversation()); } });
+  const first = pane(latestConversation(), { onBusy: () => showBusy(), onModel: () => showAttached(), onChange: (changed) => { keepConversation(changed); list(first.conversation()); } });
   let second = null; // made when it is first wanted
   const field = longField(el("textarea", { rows: 3, "aria-label": "Message", placeholder: "Ask the model (Enter sends, Shift+Enter breaks the line)" })), input = field.input;
   const panes = () => !second || second.element.hidden ? [first] : [first, second];
@@ -27,13 +26,31 @@ export function chatView(view) {
     if (chosen) open(chosen);
     else list(first.conversation()); // another tab has deleted it
   });
+  // Images beside text, where a model reads them: their modules come then.
+  let attached = null;
+  const place = el("div", { hidden: true }), chooser = el("span", { hidden: true }), reading = () => panes().filter((each) => each.takesImages());
+  const showAttached = async () => {
+    const found = reading().length && !attached && await import("./attachments.js").catch(() => null); // tried again when models are listed
+    if (found && !attached) {
+      attached = found.attachments({ target: view, focus: () => input.focus(), model: () => reading()[0]?.model() });
+      place.replaceWith(attached.element);
+      chooser.replaceWith(attached.choose);
+    }
+    attached?.turn(reading().length > 0);
+  };
   const send = () => {
-    const text = field.value.trim();
-    if (panes().some((each) => each.isBusy()) || (!text && !panes().some((each) => each.hasImage()))) return;
+    if (attached?.isReading()) { attached.settled().then(send); return; }
+    const text = field.value.trim(), images = attached?.images() ?? [];
+    if (panes().some((each) => each.isBusy()) || (!text && !images.length && !panes().some((each) => each.hasImage()))) return;
     const without = panes().find((each) => !each.hasModel());
     if (without) { without.fail("No model is listed yet: the message waits in its field."); return; }
+    for (const each of images.length ? reading() : []) {
+      const refusal = attached.refusal(each.images(), each.model());
+      if (refusal) { each.fail(refusal); return; }
+    }
     field.value = "";
-    for (const each of panes()) each.ask(text);
+    attached?.clear();
+    for (const each of panes()) each.ask(text, images);
   };
   input.addEventListener("keydown", (key) => {
     if (key.key === "Enter" && !key.shiftKey && !key.isComposing) { key.preventDefault(); send(); }
@@ -57,10 +74,11 @@ export function chatView(view) {
     if (second) {
       second.stop();
       second.element.hidden = !second.element.hidden;
-    } else both.append((second = pane(emptyConversation(), { onBusy: () => showBusy() })).element);
+    } else both.append((second = pane(emptyConversation(), { onBusy: () => showBusy(), onModel: () => showAttached() })).element);
     compare.setAttribute("aria-pressed", String(!second.element.hidden));
     if (!second.element.hidden) second.start();
     showBusy();
+    showAttached();
   }, { "aria-pressed": "false" });
   const remove = async () => {
     const conversation = first.conversation();
@@ -72,8 +90,8 @@ export function chatView(view) {
     el("h1", { class: "hidden" }, "Chat"),
     el("div", { class: "row conversations" }, picker, button("New chat", () => { open(emptyConversation()); input.focus(); }), button("Delete", remove)),
     both,
-    el("div", { class: "composer" }, field.chip, input, el("div", { class: "row" }, sending, stopping, again,
-      compare, exportButtons("v1/chat/completions", () => panes().map((each) => each.body())))));
+    el("div", { class: "composer" }, field.chip, input, place, el("div", { class: "row" }, sending, stopping, again,
+      compare, chooser, exportButtons("v1/chat/completions", () => panes().map((each) => each.body())))));
   list(first.conversation());
   first.start();
   afterFrame().then(() => { if (document.activeElement === document.body) input.focus(); });

@@ -59,6 +59,13 @@ export function showDialog(title, text, whole = () => text, note = "") {
     el("div", { class: "row" }, copyButton(whole, { shown }), button("Close", () => dialog.close()))]);
 }
 
+// Buttons that show the next requests to a path in other forms.
+export function exportButtons(path, bodies) {
+  return ["curl", "Python"].map((form) => button(form, async () => {
+    try { (await import("./exports.js")).showExport(form, path, bodies); } catch { showDialog(form, "This could not be loaded: the service is unreachable."); }
+  }));
+}
+
 // A button that copies a text, and says so.
 export function copyButton(text, { shown = null, ...attributes } = {}) {
   const copied = button("Copy", async () => {

@@ -16,9 +16,17 @@ export function messageElement(message, onEdit) {
       isText && message.role === "user" && button("Edit", onEdit, { class: "quiet edit" }))),
     message.reasoning && reasoningElement(message.reasoning),
     message.image ? el("p", { class: "muted", dir: "auto" }, `Image ${message.image}`) : null,
+    message.images && imagesElement(message.images),
     message.labels ? labelList(message.labels) : longText(el("div", { class: "text", dir: "auto" }), message.content),
     message.isCut && el("p", { class: "muted" }, "This browser kept its beginning only."),
     message.tool_calls && toolCallsElement(message.tool_calls));
+}
+
+// Their module comes with the first of them.
+function imagesElement(images) {
+  const place = el("p", { class: "muted" }, images.map((each) => el("bdi", {}, `${each.name} `)));
+  import("./attachments.js").then(({ shots }) => place.replaceWith(shots(images)), () => {});
+  return place;
 }
 
 export function reasoningElement(text) {

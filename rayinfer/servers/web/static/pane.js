@@ -2,32 +2,34 @@
 
 import { answerElements, progressOf } from "./answer.js";
 import { call, events } from "./api.js";
-import { alertLine, button, el, field, seconds } from "./elements.js";
+import { alertLine, button, el, field, seconds, setText } from "./elements.js";
 import { longField } from "./fields.js";
-import { classify, imagePicker } from "./images.js";
 import { messageElement } from "./messages.js";
 import { settings } from "./settings.js";
 import { resultForm } from "./tools.js";
 
+const FILE = Symbol.for("file"); // of an image that is sent: its name, for exports
 const NEAR_END_PX = 40;
 const END_PX = 1e7; // beyond every answer
 
-// `onChange` is called with a conversation that has changed, `onBusy` where an answer begins or ends.
-export function pane(opened, { onChange = () => {}, onBusy = () => {} } = {}) {
+// `onChange` is called with a conversation that has changed, `onBusy` where an answer begins or ends, `onModel` where
+// another model is chosen.
+export function pane(opened, { onChange = () => {}, onBusy = () => {}, onModel = () => {} } = {}) {
   let conversation = opened;
-  const images = imagePicker();
-  const controls = settings({ tasks: ["generate", "classify_images"], onModel: () => { images.element.hidden = !controls.isImageModel(); } });
+  const picking = el("div"); // for a model that classifies images
+  let images = null, classify = null;
+  const controls = settings({ tasks: ["generate", "classify_images"], onModel: () => { showPicker(); showUnread(); onModel(); } });
   const system = longArea("the template's own"), schema = longArea("none: the answer is free text", { spellcheck: "false" });
   const tools = longArea("none: a list of functions", { spellcheck: "false" });
   const choice = el("select", {}, ["auto", "required", "none"].map((each) => el("option", { value: each }, each)));
   const log = el("div", { class: "log", role: "log", "aria-label": "Conversation", tabindex: "0" });
-  const figures = el("p", { class: "figures" }), notice = el("p", { class: "notice", role: "status" });
+  const figures = el("p", { class: "figures" }), unread = el("p", { class: "notice", role: "status" }), notice = el("p", { class: "notice", role: "status" });
   const element = el("section", { class: "pane", "aria-label": "Conversation with a model" },
     el("details", { open: !matchMedia("(max-width: 700px)").matches }, el("summary", {}, "Model and settings"), controls.element, field("System prompt", system.input), system.chip,
       el("details", { class: "more" }, el("summary", {}, "More: sampling, JSON schema, tools"), controls.more, field("JSON schema of the answer", schema.input), schema.chip,
         el("div", { class: "settings tools" }, field("Tools (JSON)", tools.input), field("Tool choice", choice)), tools.chip)),
-    notice, images.element, log, figures);
-  images.element.hidden = true;
+    notice, unread, picking, log, figures);
+  picking.hidden = true;
   let abort = null, isAtEnd = true, place = 0;
   // Noted as it is scrolled: to ask in each frame would lay the page out twice.
   log.addEventListener("scroll", () => {
@@ -38,8 +40,8 @@ export function pane(opened, { onChange = () => {}, onBusy = () => {} } = {}) {
   system.input.addEventListener("change", () => { conversation.system = system.value; onChange(conversation); });
 
   const body = () => {
-    const messages = conversation.messages.filter((each) => !each.image && each.role !== "labels").map(({ role, content, tool_calls, tool_call_id }) =>
-      ({ role, content, ...(tool_calls && { tool_calls }), ...(tool_call_id && { tool_call_id }) }));
+    const messages = conversation.messages.filter((each) => !each.image && each.role !== "labels").map(({ role, content, images: sent, tool_calls, tool_call_id }) =>
+      ({ role, content: controls.takesImages() && sent ? contentParts(content, sent) : content, ...(tool_calls && { tool_calls }), ...(tool_call_id && { tool_call_id }) }));
     if (conversation.system) messages.unshift({ role: "system", content: conversation.system });
     const format = parsed(schema, "JSON schema"), functions = parsed(tools, "list of tools");
     return {
@@ -49,12 +51,25 @@ export function pane(opened, { onChange = () => {}, onBusy = () => {} } = {}) {
       messages, stream: true, stream_options: { include_usage: true },
     };
   };
+  const sentImages = (messages) => messages.flatMap((each) => each.images ?? []).filter((each) => each.url);
+  const showPicker = async () => {
+    picking.hidden = !controls.isImageModel();
+    const found = !picking.hidden && !images && await import("./images.js").catch(() => null); // tried again when models are listed
+    if (!found || images) return;
+    images = found.imagePicker();
+    classify = found.classify;
+    picking.append(images.element);
+  };
+  const showUnread = () => {
+    setText(unread, controls.chosen() && !controls.takesImages() && sentImages(conversation.messages).length ? "This model reads text only: images are not sent to it." : "");
+  };
   const setBusy = (controller) => {
     abort = controller;
     log.ariaBusy = String(controller !== null); // read aloud once it is whole
     onBusy();
   };
   const show = () => {
+    showUnread();
     log.replaceChildren(...conversation.messages.map((message, index) => messageElement(message, () => edit(index))));
     const last = conversation.messages.at(-1);
     if (last?.tool_calls && !abort) log.append(resultForm(last.tool_calls, (results) => { conversation.messages.push(...results); answer(); }));
@@ -66,31 +81,39 @@ export function pane(opened, { onChange = () => {}, onBusy = () => {} } = {}) {
     isAtEnd = true;
     requestAnimationFrame(() => { keep(); requestAnimationFrame(keep); });
   };
-  const edit = (index) => {
-    if (abort) return;
-    const area = longField(el("textarea", { rows: 3, "aria-label": "Edited message" }));
-    area.value = conversation.messages[index].content;
-    const again = () => {
-      if (!area.value.trim()) { area.focus(); return; }
-      conversation.messages.length = index;
-      ask(area.value);
+  const edit = async (index) => {
+    const mine = conversation, message = mine.messages[index], takesImages = controls.takesImages();
+    const modules = takesImages && await import("./attachments.js").catch(() => null);
+    if (abort || mine !== conversation || mine.messages[index] !== message) return;
+    const area = longField(el("textarea", { rows: 3, "aria-label": "Edited message" })), form = log.children[index];
+    const added = modules && modules.attachments({ target: form, focus: () => area.focus(), model: () => controls.chosen(), images: sentImages([message]) });
+    area.value = message.content;
+    const again = async () => {
+      await added?.settled();
+      const now = added ? added.images() : message.images ?? [];
+      if (!area.value.trim() && !now.length) { area.focus(); return; }
+      const refusal = added?.refusal(sentImages(mine.messages.slice(0, index)));
+      if (refusal) { fail(refusal); return; }
+      mine.messages.length = index;
+      ask(area.value, now);
     };
     const cancel = () => { show(); log.children[index].querySelector(".edit").focus(); };
     area.input.addEventListener("keydown", (key) => { if (key.key === "Escape") cancel(); });
-    log.children[index].classList.add("edited");
-    log.children[index].replaceChildren(area.chip, area.input, el("div", { class: "row" },
-      button("Send again", again, { class: "primary" }), button("Cancel", cancel)));
+    form.classList.add("edited");
+    form.replaceChildren(area.chip, area.input, ...(added ? [added.element] : []), el("div", { class: "row" },
+      button("Send again", again, { class: "primary" }), button("Cancel", cancel), added ? added.choose : null));
     area.focus();
   };
   const fail = (text) => { log.append(alertLine(text)); toEnd(); };
-  const ask = (text) => {
+  const ask = (text, images = []) => {
     if (controls.isImageModel()) return askImage();
-    if (!text) return undefined;
-    conversation.messages.push({ role: "user", content: text });
+    if (!text && images.length && !controls.takesImages()) return fail("This model reads text only: write a message beside the images.");
+    if (!text && !images.length) return undefined;
+    conversation.messages.push({ role: "user", content: text, ...(images.length && { images }) });
     return answer();
   };
   async function askImage() {
-    const file = images.take();
+    const file = images?.take();
     if (!file) { fail("This model reads images: choose one first."); return; }
     const mine = conversation, controller = new AbortController(), started = performance.now();
     mine.messages.push({ role: "user", content: "", image: file.name });
@@ -146,7 +169,10 @@ export function pane(opened, { onChange = () => {}, onBusy = () => {} } = {}) {
   return {
     element, ask, body,
     conversation: () => conversation,
-    hasImage: () => controls.isImageModel() && images.has(),
+    model: () => controls.chosen(),
+    takesImages: () => controls.takesImages(),
+    images: () => sentImages(conversation.messages),
+    hasImage: () => controls.isImageModel() && Boolean(images?.has()),
     hasModel: () => controls.values().model !== "",
     isBusy: () => abort !== null,
     fail,
@@ -162,6 +188,11 @@ export function pane(opened, { onChange = () => {}, onBusy = () => {} } = {}) {
     enter() { log.scrollTop = isAtEnd ? END_PX : place; controls.load(notice); },
     list() { controls.load(notice); },
   };
+}
+
+function contentParts(text, images) {
+  const parts = images.filter((each) => each.url).map(({ name, url }) => ({ type: "image_url", image_url: { url, [FILE]: name } }));
+  return parts.length ? [...parts, ...(text ? [{ type: "text", text }] : [])] : text;
 }
 
 function longArea(placeholder, attributes) { return longField(el("textarea", { rows: 1, placeholder, ...attributes })); }

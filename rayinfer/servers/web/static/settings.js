@@ -78,6 +78,8 @@ export function settings({ tasks = ["generate"], own = {}, onModel = () => {} } 
         await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
       } while (element.isConnected && load === numLoads);
     },
+    chosen,
+    takesImages: () => Boolean(chosen()?.input_modalities?.includes("image")), // beside text
     isImageModel: () => Boolean(chosen()?.tasks?.includes("classify_images")),
     values() {
       const values = { model: model.value, ...own };

@@ -1,8 +1,7 @@
 // Completion of a text, token by token: how likely each was, and what else could have come.
 
 import { call, events } from "./api.js";
-import { alertLine, button, el, number, seconds } from "./elements.js";
-import { exportButtons } from "./exports.js";
+import { alertLine, button, el, exportButtons, number, seconds } from "./elements.js";
 import { longField } from "./fields.js";
 import { settings } from "./settings.js";
 
