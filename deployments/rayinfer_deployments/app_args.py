@@ -11,6 +11,7 @@ from rayinfer.access.api_key import environment_keys
 from rayinfer.batches.records import BatchLimits
 from rayinfer.config import EngineConfig, default_key_file, environment_api_keys
 from rayinfer.errors import ConfigError
+from rayinfer.images.fetching.media_settings import media_settings
 from rayinfer.prediction_cache.cache_settings import DEFAULT_CACHE_BYTES, PredictionCacheSettings, checked_url
 from rayinfer.routing.autoscaling_settings import AutoscalingSettings
 from rayinfer.routing.limits import RouterLimits
@@ -248,6 +249,8 @@ class LLMAppArgs(AdapterServiceArgs):
     allowed_hosts: list[str] = Field(
         [], description="names by which browsers may reach a service without keys, beside addresses and localhost"
     )
+    allowed_media_domains: list[str] = Field([], description="hosts that images of requests may be fetched from")
+    allow_private_media: bool = Field(False, description="let these hosts be in private networks, as in an intranet")
     tls_cert: str | None = Field(None, description="certificate of the routers' own port (PEM, with its chain)")
     tls_key: str | None = Field(None, description="key of that certificate (PEM)")
     tls_client_ca: str | None = Field(None, description="authorities of the certificates that clients must have (PEM)")
@@ -309,6 +312,7 @@ class LLMAppArgs(AdapterServiceArgs):
             log=self.access_log,
             cors_origins=tuple(self.cors_origins),
             allowed_hosts=tuple(self.allowed_hosts),
+            media=media_settings(self.allowed_media_domains, allows_private=self.allow_private_media),
             is_local=self.listen_port is not None and is_loopback(self.listen_host),
             trace_prompts=self.trace_prompts,
             opens_load=self.open_load_metrics,

@@ -11,7 +11,26 @@ from rayinfer.images.headers import ImageSize, read_upright_size
 from rayinfer.predictions import DEFAULT_IMAGE_LIMITS, ImageInput, ImageLimits
 
 MAX_IMAGES = 8  # of a prompt, unless a service allows another number
+_FETCHED = ("http:", "https:")
 IMAGE_PARTS = ("image_url", "image", "image_pil")  # types of content parts with an image, which hold it by this name
+
+
+class RemoteImages(NotSupported):
+    """Images that a request names by URLs, which only a service with allowed hosts fetches; `param` is one's place."""
+
+    def __init__(self, urls: Sequence[str], param: str) -> None:
+        super().__init__(
+            "Images are not fetched from URLs: send a data: URL, base64 or the image itself"
+            " (--allowed-media-domains names hosts to fetch from).",
+            param,
+        )
+        self.urls = urls
+
+    @staticmethod
+    def check(values: Sequence[Any], param: str) -> None:
+        """Raise the error where values are URLs over HTTP."""
+        if urls := [each for each in values if isinstance(each, str) and each[:8].lower().startswith(_FETCHED)]:
+            raise RemoteImages(urls, param)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +62,13 @@ def check_num_images(count: int, limit: int, place: str) -> None:
 
 
 def decode_image_text(value: Any, param: str) -> bytes:
-    """Return the bytes of a data: URL or of base64; raises InvalidParameter, and NotSupported for other URLs."""
+    """Return the bytes of a data: URL or of base64; raises InvalidParameter, and RemoteImages for a URL over HTTP."""
     if not isinstance(value, str) or not value:
         raise InvalidParameter(f"{param} must be a data: URL or base64", param)
     scheme = value[:8].lower()
-    if scheme.startswith(("http:", "https:", "ftp:", "file:")):
-        raise NotSupported("Images are not fetched from URLs: send a data: URL, base64 or the image itself.", param)
+    RemoteImages.check([value], param)
+    if scheme.startswith(("ftp:", "file:")):
+        raise NotSupported("Images are not fetched from such URLs: send a data: URL or base64.", param)
     if scheme.startswith("data:"):
         head, comma, value = value.partition(",")
         if not comma or not head.lower().endswith(";base64"):

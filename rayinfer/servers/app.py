@@ -21,6 +21,7 @@ from rayinfer.access.access_control import AccessControl
 from rayinfer.access.rate_limits import RATE_LIMIT_HEADERS
 from rayinfer.error_kinds import error_kind
 from rayinfer.errors import InvalidParameter, RayinferError
+from rayinfer.images.fetching.media_fetcher import MediaFetcher
 from rayinfer.metrics.families import MetricsSnapshot
 from rayinfer.metrics.load_text import load_text
 from rayinfer.metrics.service_metrics import CONTENT_TYPE, ServiceMetrics
@@ -119,6 +120,7 @@ def build_app(
     response_store: ResponseStore | None = None,
     operations: Operations = NO_OPERATIONS,
     adapters: AdapterRegistry | None = None,
+    media: MediaFetcher | None = None,
 ) -> FastAPI:
     """Build the application over `models`, a mapping that may be filled and change while it serves.
 
@@ -128,14 +130,15 @@ def build_app(
     gateway that sets it; with `trusts_request_chat_template`, they may send programs, as templates are. A `kserve`
     that is shared with gRPC has a generation service of its own instead of one over `models`. With `access`, all but
     `open_paths.py` needs a key, and with `opens_load` the load does not. Without `response_store` responses are in
-    memory. `operations` are there with `enable_engine_control`, their decisions in any case.
+    memory. `operations` are there with `enable_engine_control`, their decisions in any case. Without `media` images
+    are not fetched from URLs.
     """
     app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False, **NO_PAGES)
     trust_tenant_header(app, trusts_tenant_header)
     app.add_middleware(LoadShedding, models=models, metrics=metrics, paths=_SHED_PATHS)
     _add_access(app, metrics, access, access_log, origins, opens_load=opens_load)
     if kserve is None:
-        service = GenerationService(models, request_timeout_s, traces, request_limits, access)
+        service = GenerationService(models, request_timeout_s, traces, request_limits, access, media=media)
         kserve = InferenceService(service, ModelRepository(models))
     body_limits = BodyLimits(max_body_bytes, models, kserve.generation.limits, batches.max_file_bytes if batches else 0)
     app.add_middleware(

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from rayinfer.images.fetching.media_settings import NO_MEDIA, MediaSettings
 from rayinfer_deployments.router.tls import HttpTlsFiles
 
 
@@ -15,6 +16,7 @@ class AccessSettings:
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     is_local: bool = False  # whether the routers' own port is on loopback
+    media: MediaSettings = NO_MEDIA  # hosts that images are fetched from
     trace_prompts: bool = False
     opens_load: bool = False  # /metrics/load without a key
     control_socket: str | None = None  # of the process that runs operators' commands; None: the command does

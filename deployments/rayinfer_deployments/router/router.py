@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from rayinfer.access.access_control import AccessControl
 from rayinfer.errors import ConfigError
+from rayinfer.images.fetching.media_fetcher import MediaFetcher
 from rayinfer.metrics.families import MetricsSnapshot
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.prediction_cache.cache_settings import NO_PREDICTION_CACHE, PredictionCacheSettings
@@ -272,7 +273,13 @@ class Router(GrpcIngress):
     def _build_kserve(self, *, with_examples: bool) -> InferenceService:
         served = self._models.served
         generation = GenerationService(
-            served, self._request_timeout_s, self._traces, self._request_limits, self._access, self._spans
+            served,
+            self._request_timeout_s,
+            self._traces,
+            self._request_limits,
+            self._access,
+            self._spans,
+            MediaFetcher.of(self._access_settings.media),
         )
         return InferenceService(generation, ModelRepository(served, example_models() if with_examples else ()))
 

@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayinfer.errors import InvalidParameter
-from rayinfer.images.inputs import PromptImage, check_num_images, checked_image, decode_image_text, take_images
+from rayinfer.images.inputs import (
+    PromptImage,
+    RemoteImages,
+    check_num_images,
+    checked_image,
+    decode_image_text,
+    take_images,
+)
 from rayinfer.images.prompts import IMAGE_MARKER
 from rayinfer.predictions import ImageInput, ImageLimits
 from rayinfer.servers.request_limits import RequestLimits
@@ -46,6 +53,7 @@ class ChatImages:
                 "unsupported_parameter",
             )
         check_num_images(len(found), limits.max_images, field)
+        RemoteImages.check([each.value for each in found], field)
         bounds = ImageLimits(
             max_bytes=limits.max_image_bytes, max_pixels=limits.max_image_pixels, max_side=limits.max_image_side
         )

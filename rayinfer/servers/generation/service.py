@@ -15,6 +15,9 @@ from rayinfer.access.generation_usage import EngineClock, GenerationUsage
 from rayinfer.beam_search.search import BeamSearchParams
 from rayinfer.errors import InvalidParameter, ShuttingDown
 from rayinfer.grammars.grammar_checks import GrammarChecks
+from rayinfer.images.fetching.fetched_images import with_fetched_images
+from rayinfer.images.fetching.media_fetcher import MediaFetcher
+from rayinfer.images.inputs import RemoteImages
 from rayinfer.predictions import ImageInput, PredictionInput
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
@@ -82,11 +85,14 @@ class GenerationService:
         limits: RequestLimits = DEFAULT_REQUEST_LIMITS,
         access: AccessControl | None = None,
         spans: SpanRecorder | None = None,
+        media: MediaFetcher | None = None,
     ) -> None:
+        """Take what requests go through; without `media` no image of a URL is fetched."""
         self.models = models
         self.limits = limits
         self._access = access
         self._spans = spans
+        self._media = media
         self._request_timeout_s = request_timeout_s
         self._traces = traces
         self._long_bodies = LongBodies()
@@ -99,8 +105,20 @@ class GenerationService:
 
         That runs in a thread where it may take more than a few milliseconds: schemas, templates and tokenizers work in
         proportion to the body; each forbidden word is tokenized three times, and a client's template may do anything.
+        Images of URLs are fetched first, once everything before them in `prepare` was checked.
         """
-        return await self.prepare_json(await read_body(request), prepare)
+        raw = await read_body(request)
+        try:
+            return await self.prepare_json(raw, prepare)
+        except RemoteImages as remote:
+            if self._media is None:
+                raise
+            place = remote.param or "image"
+            images = await self._media.fetch(remote.urls, place, max_bytes=self.limits.max_image_bytes)
+        num_bytes = sum(map(len, images.values()))
+        return await self.prepare_json(
+            raw, lambda body: prepare(with_fetched_images(body, images)), num_more_bytes=num_bytes
+        )
 
     async def prepare_json(
         self, raw: bytes, prepare: Callable[[dict[str, Any]], Prepared], *, num_more_bytes: int = 0

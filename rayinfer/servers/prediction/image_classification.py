@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
 from rayinfer.errors import InvalidParameter, UnsupportedContentType
 from rayinfer.images.headers import is_image
-from rayinfer.images.inputs import decode_image_text
+from rayinfer.images.inputs import RemoteImages, decode_image_text
 from rayinfer.prediction_outputs import label_scores
 from rayinfer.predictions import PredictionOutput
 from rayinfer.servers.caller import find_usable_model, request_context
@@ -162,6 +162,7 @@ def _of_json(limits: RequestLimits, raw: dict[str, Any]) -> _Images:
     texts = [body.image] if body.images is None else body.images
     if not isinstance(texts, list) or not 1 <= len(texts) <= limits.max_images:
         raise InvalidParameter(f"images must be a list of 1 to {limits.max_images}", "images")
+    RemoteImages.check(texts, "images")
     images = [decode_image_text(text, f"images.{index}") for index, text in enumerate(texts)]
     return _Images(images, body.model, body.top_k)
 

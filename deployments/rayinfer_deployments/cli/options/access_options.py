@@ -8,6 +8,7 @@ import typer
 
 from rayinfer.config import default_key_file, environment_api_keys
 from rayinfer.errors import ConfigError
+from rayinfer.images.fetching.media_settings import check_domain
 from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, MAX_BODY_BYTES
 from rayinfer_deployments.cli.options.added_options import with_options
 
@@ -52,6 +53,16 @@ OPTIONS: dict[str, Any] = {
             "name; * for all; may be repeated"
         ),
     ],
+    "allowed_media_domains": Annotated[
+        list[str] | None,
+        _option(
+            "host, or host:port, that images of requests may be fetched from by URL; may be repeated, or a list with "
+            "commas (default: none, images come in requests)"
+        ),
+    ],
+    "allow_private_media": Annotated[
+        bool | None, _option("let hosts of --allowed-media-domains be in private networks, as in an intranet")
+    ],
     "trace_prompts": Annotated[
         bool | None, _option("keep the begin of prompts for ten minutes, for GET /v1/requests of the same tenant")
     ],
@@ -74,6 +85,9 @@ def with_access_options(command: Callable[..., None]) -> Callable[..., None]:
             settings["max_body_bytes"] = given["max_body_bytes"]
         settings["cors_origins"] = given["cors_origin"] or []
         settings["allowed_hosts"] = given["allowed_host"] or []
+        domains = ",".join(given["allowed_media_domains"] or []).split(",")
+        settings["allowed_media_domains"] = [check_domain(each.strip()) for each in domains if each.strip()]
+        settings["allow_private_media"] = bool(given["allow_private_media"])
         settings["trace_prompts"] = bool(given["trace_prompts"])
         settings["price_per_engine_hour"] = given["price_per_engine_hour"] or 0.0
         return settings
