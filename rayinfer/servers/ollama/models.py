@@ -52,9 +52,9 @@ def model_details(model: ServedModel) -> dict[str, Any]:
 
 
 def capabilities(model: ServedModel) -> list[str]:
-    """Return what clients look for before they offer tools or reasoning; every model may call tools."""
+    """Return what clients look for before they offer tools, reasoning or images; every model may call tools."""
     thinking = ["thinking"] if has_reasoning(model.chat_template.text_for(has_tools=False)) else []
-    return ["completion", "tools", *thinking]
+    return ["completion", "tools", *thinking, *(["vision"] if model.takes_images else [])]
 
 
 def tagged(model: ServedModel) -> str:

@@ -1,5 +1,6 @@
 """From Ollama's bodies to requests of the chat core."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import Request
@@ -51,11 +52,13 @@ def chat_of(body: OllamaChatBody, model: ServedModel, service: GenerationService
 
 def completion_of(body: OllamaGenerateBody, model: ServedModel, service: GenerationService) -> PreparedChat:
     """Prepare a prompt: as a conversation of one message, or as it is where it is raw. Raises RequestError."""
-    for field in ("suffix", "template", "context", "images"):
+    for field in ("suffix", "template", "context"):
         if getattr(body, field):
             refuse(field)
+    if body.raw and body.images:
+        raise InvalidParameter("images is not supported with raw: a raw prompt has no places for them", "images")
     messages = [{"role": "system", "content": body.system}] if body.system else []
-    messages.append({"role": "user", "content": body.prompt or ""})
+    messages.append({"role": "user", "content": _content(body.prompt, body.images, "images")})
     request = _request(body, messages, model, service, "prompt")
     if not body.raw:
         return prepare_chat(request, service)
@@ -143,9 +146,8 @@ def _params(
 
 
 def _message(message: OllamaMessage, position: int) -> dict[str, Any]:
-    if message.images:
-        refuse(f"messages.{position}.images")
-    content: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+    parts = _content(message.content, message.images, f"messages.{position}.images")
+    content: dict[str, Any] = {"role": message.role, "content": parts}
     if message.tool_calls:
         content["tool_calls"] = [{"type": "function", **call} for call in message.tool_calls]
     if message.tool_name is not None:
@@ -153,3 +155,15 @@ def _message(message: OllamaMessage, position: int) -> dict[str, Any]:
     if message.thinking is not None:
         content["reasoning_content"] = message.thinking
     return content
+
+
+def _content(text: str | None, images: Sequence[Any] | None, field: str) -> str | list[dict[str, Any]]:
+    """Return a message's text; with images its parts in the form of chat completions, the images first."""
+    if not images:
+        return text or ""
+    parts: list[dict[str, Any]] = []
+    for number, image in enumerate(images):
+        if not isinstance(image, str) or not image or ":" in image[:8]:
+            raise InvalidParameter(f"{field}.{number} must be an image in base64", f"{field}.{number}")
+        parts.append({"type": "image_url", "image_url": {"url": f"data:;base64,{image}"}})
+    return [*parts, {"type": "text", "text": text}] if text else parts

@@ -9,6 +9,7 @@ from rayinfer.servers.openapi import ranged
 
 _NOTHING = WithJsonSchema({"type": ["null", "string"], "maxLength": 0})  # what is not supported
 _NO_ITEMS = WithJsonSchema({"type": ["null", "array"], "maxItems": 0})
+_IMAGES = WithJsonSchema({"type": ["null", "array"], "items": {"type": "string", "description": "base64"}})
 
 
 class _Strict(BaseModel):
@@ -48,7 +49,7 @@ class OllamaMessage(_Strict):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None  # of an assistant, for templates that read it
-    images: Annotated[list[Any] | None, _NO_ITEMS] = None
+    images: Annotated[list[Any] | None, _IMAGES] = None
     tool_calls: Objects | None = None
     tool_name: str | None = None
 
@@ -69,7 +70,7 @@ class OllamaGenerateBody(_GeneratingBody):
     suffix: Annotated[str | None, _NOTHING] = None
     template: Annotated[str | None, _NOTHING] = None
     context: Annotated[list[Any] | None, _NO_ITEMS] = None
-    images: Annotated[list[Any] | None, _NO_ITEMS] = None
+    images: Annotated[list[Any] | None, _IMAGES] = None
 
 
 class OllamaShowBody(_Strict):

@@ -14,7 +14,10 @@ UPLOAD_PATH = "/v1/files"
 _OTHER_FIELDS_BYTES = 2**16  # of a body with images or a file
 _IMAGE_PATHS = re.compile(r"/|/v1/images/classify/?|/v1/models/.+:predict|/v2/models/.+/infer|/models/(?P<model>.+)")
 _CHAT_PATHS = frozenset(
-    ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/tokenize")
+    (
+        *("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/tokenize"),
+        *("/api/chat", "/api/generate"),
+    )
 )
 
 

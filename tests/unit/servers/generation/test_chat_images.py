@@ -101,10 +101,20 @@ async def test_all_protocols_answer_as_the_model_in_python(folder):
         message = (await client.post(MESSAGES, json=body)).json()
         assert message["content"][0]["text"] == text
         assert engines[0].stats.prompt_tokens_total == 3 * num_tokens
+        settings = {"model": "vision", "stream": False, "options": {"num_predict": 8, "temperature": 0}}
+        image = base64.b64encode(content).decode()
+        body = {"messages": [{"role": "user", "content": TEXT, "images": [image]}]}
+        answer = (await client.post("/api/chat", json=settings | body)).json()
+        assert (answer["message"]["content"], answer["prompt_eval_count"]) == (text, num_tokens)
+        answer = (await client.post("/api/generate", json=settings | {"prompt": TEXT, "images": [image]})).json()
+        assert (answer["response"], answer["prompt_eval_count"]) == (text, num_tokens)
+        assert "vision" in (await client.post("/api/show", json={"model": "vision"})).json()["capabilities"]
         tokens = (await client.post("/tokenize", json=chat_body(data_url(content)))).json()
         assert tokens["tokens"] == wanted.prompt_token_ids
         (card,) = (await client.get("/v1/models")).json()["data"]
         assert card["input_modalities"] == ["text", "image"]
+        limits = {"max_images": 8, "max_bytes": 10_485_760, "max_pixels": 25_000_000, "max_side": 8192}
+        assert card["image_limits"] == limits
 
 
 HOSTILE = {

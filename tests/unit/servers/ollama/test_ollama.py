@@ -65,7 +65,13 @@ async def test_a_raw_prompt_skips_the_chat_template(client, generator, models):
         ({"options": {"speculation": 17}}, 400, "options.speculation must be"),
         ({"options": {"speculation": "on"}}, 400, "options.speculation must be"),
         ({"options": {"mirostat": 1}}, 400, "mirostat"),
-        ({"messages": [{"role": "user", "content": "a", "images": ["abcd"]}]}, 400, "images"),
+        ({"messages": [{"role": "user", "content": "a", "images": ["abcd"]}]}, 400, "reads text only"),
+        (
+            {"messages": [{"role": "user", "content": "a", "images": ["http://a/b"]}]},
+            400,
+            "messages.0.images.0 must be",
+        ),
+        ({"messages": [{"role": "user", "content": "a", "images": [1]}]}, 400, "messages.0.images.0 must be"),
         ({"messages": [{"role": "nobody", "content": "a"}]}, 400, "messages.0.role"),
         ({"format": "json", "messages": 1}, 400, "messages"),
     ],
@@ -77,9 +83,9 @@ async def test_refusals_have_the_form_of_ollama(client, body, status, said):
     assert said in response.json()["error"]
 
 
-@pytest.mark.parametrize("field", ["suffix", "template", "context", "images"])
+@pytest.mark.parametrize("field", ["suffix", "template", "context"])
 async def test_fields_without_support_are_refused_by_name(client, field):
-    value = [1] if field in ("context", "images") else "x"
+    value = [1] if field == "context" else "x"
     response = await client.post("/api/generate", json=PROMPT | {field: value})
     assert (response.status_code, response.json()) == (400, {"error": f"{field} is not supported by this service."})
 
