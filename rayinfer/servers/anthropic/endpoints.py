@@ -54,6 +54,7 @@ class AnthropicEndpoints:
             return prepare_chat(conversation_request(body, model, SamplingParams()), self._service)
 
         chat = await self._service.prepare(request, prepare)
+        await self._service.check_grammar(chat.generation)  # what a message refuses is no conversation to count
         return json_response(json.dumps({"input_tokens": len(chat.prompt)}).encode())
 
     async def list_models(self, request: Request) -> Response:

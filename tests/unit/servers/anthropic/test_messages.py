@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from rayinfer.errors import NotReady, QueueFull, RequestFailed
+from rayinfer.errors import InvalidParameter, NotReady, QueueFull, RequestFailed
 
 BODY = {"model": "org/tiny", "max_tokens": 20, "messages": [{"role": "user", "content": "hello"}]}
 VERSION = {"anthropic-version": "2023-06-01"}
@@ -157,3 +157,17 @@ async def test_models_have_the_form_that_the_header_asks_for(client):
     missing = await client.get("/v1/models/other", headers=VERSION)
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
     assert (await client.get("/v1/models")).json()["object"] == "list"
+
+
+async def test_a_count_refuses_the_tools_that_a_message_refuses(client, generator):
+    tool = {"name": "add", "input_schema": {"type": "object", "properties": {"a": {"type": "string"}}}}
+    body = BODY | {"tools": [tool], "tool_choice": {"type": "any"}}
+    generator.supports_structured_outputs = True
+    generator.grammar_refusal = InvalidParameter("structured_outputs.json: too much", "structured_outputs")
+    message = await client.post("/v1/messages", json=body)
+    count = await client.post("/v1/messages/count_tokens", json=body)
+    assert (message.status_code, count.status_code) == (400, 400)
+    assert count.json()["error"] == message.json()["error"]
+    generator.grammar_refusal = None
+    other = body | {"tools": [tool | {"name": "sub"}]}
+    assert (await client.post("/v1/messages/count_tokens", json=other)).status_code == 200
