@@ -114,7 +114,7 @@ def wait_for_answers(page, count=1):
 def test_a_vision_model_reads_an_image_from_the_page(visit, vision_folder, tmp_path):
     options = ("--num-kv-blocks", 200, "--num-threads", 1, "--name", "eye", "--dtype", "float32")
     with serving(vision_folder, *options, cache=tmp_path) as command:
-        command.wait_for_line("ready: eye")
+        command.wait_for_line("ready: eye", within_s=500)
         for theme, width in (("light", 1280), ("dark", 390)):
             page = visit(
                 command.url, color_scheme=theme, viewport={"width": width, "height": 900}, bypass_csp=True

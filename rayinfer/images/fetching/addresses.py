@@ -38,9 +38,8 @@ class SystemResolver:
     async def __call__(self, host: str, port: int) -> Sequence[str]:
         """Return a host's addresses; raises OSError."""
         loop = asyncio.get_running_loop()
-        infos = await loop.run_in_executor(self._threads, _look_up, host, port)
-        return list(dict.fromkeys(str(info[4][0]) for info in infos))
+        return list(dict.fromkeys(await loop.run_in_executor(self._threads, _look_up, host, port)))
 
 
-def _look_up(host: str, port: int) -> list[tuple[object, ...]]:
-    return list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+def _look_up(host: str, port: int) -> list[str]:
+    return [str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]

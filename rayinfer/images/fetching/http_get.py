@@ -66,11 +66,11 @@ async def http_get(
 async def _connect(
     target: Target, addresses: Sequence[str], context: ssl.SSLContext
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    tls = {"ssl": context, "server_hostname": target.host} if target.is_tls else {}
+    tls, name = (context, target.host) if target.is_tls else (None, None)
     reason = "there is no connection"
     for address in addresses:
         try:
-            return await asyncio.open_connection(address, target.port, limit=CHUNK_BYTES, **tls)
+            return await asyncio.open_connection(address, target.port, limit=CHUNK_BYTES, ssl=tls, server_hostname=name)
         except ssl.SSLError:
             reason = "its certificate is not valid, or it speaks no TLS"
         except OSError:
