@@ -57,7 +57,7 @@ def completion_of(body: OllamaGenerateBody, model: ServedModel, service: Generat
             refuse(field)
     if body.raw and body.images:
         raise InvalidParameter("images is not supported with raw: a raw prompt has no places for them", "images")
-    messages = [{"role": "system", "content": body.system}] if body.system else []
+    messages: list[dict[str, Any]] = [{"role": "system", "content": body.system}] if body.system else []
     messages.append({"role": "user", "content": _content(body.prompt, body.images, "images")})
     request = _request(body, messages, model, service, "prompt")
     if not body.raw:
