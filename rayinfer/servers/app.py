@@ -127,11 +127,9 @@ def build_app(
     Requests are traced if there are `traces` to keep them in, shared with the generators. A proxy that puts
     `x-request-id` on every answer itself, as Ray Serve's does, wants `echoes_request_id=False`. `other_metrics`
     returns the metrics of other routers at this address. With `trusts_tenant_header`, all clients must come through a
-    gateway that sets it; with `trusts_request_chat_template`, they may send programs, as templates are. A `kserve`
-    that is shared with gRPC has a generation service of its own instead of one over `models`. With `access`, all but
-    `open_paths.py` needs a key, and with `opens_load` the load does not. Without `response_store` responses are in
-    memory. `operations` are there with `enable_engine_control`, their decisions in any case. Without `media` images
-    are not fetched from URLs.
+    gateway that sets it; with `trusts_request_chat_template`, they may send programs. A `kserve` that is shared with
+    gRPC has its own generation service. With `access`, all but `open_paths.py` needs a key, and with `opens_load` the
+    load does not. Without `response_store` responses are in memory; `operations` need `enable_engine_control`.
     """
     app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False, **NO_PAGES)
     trust_tenant_header(app, trusts_tenant_header)

@@ -18,7 +18,7 @@ class FailedGet(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """What is asked for, of whom."""
+    """Path, host and port of a GET."""
 
     host: str  # as the URL names it: for the Host header and the certificate
     port: int
