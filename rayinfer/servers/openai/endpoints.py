@@ -149,7 +149,7 @@ def _model_card(model: ServedModel, limits: RequestLimits) -> dict[str, Any]:
 
 
 def _image_limits(limits: RequestLimits) -> dict[str, int]:
-    """Return what a request's images may have, so that clients can tell before they send them."""
+    """Return what a request's images may have, so that clients can check them before they are sent."""
     return {
         "max_images": limits.max_images,
         "max_bytes": limits.max_image_bytes,  # of each, encoded

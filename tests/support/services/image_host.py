@@ -1,4 +1,4 @@
-"""A web server of images that answers as it is told, and a resolver that gives chosen addresses."""
+"""A web server of images with the answers that a test sets, and a resolver that gives chosen addresses."""
 
 import asyncio
 import contextlib

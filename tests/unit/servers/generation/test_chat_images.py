@@ -123,7 +123,7 @@ HOSTILE = {
     "svg": (data_url(b"<svg xmlns='http://www.w3.org/2000/svg'/>", "svg+xml"), "must be an image: JPEG, PNG or WebP"),
     "loopback": ("http://127.0.0.1:8000/metrics", "not fetched from URLs"),
     "metadata service": ("http://169.254.169.254/latest", "not fetched from URLs"),
-    "file": ("file:///etc/passwd", "not fetched from URLs"),
+    "file": ("file:///etc/passwd", "not fetched from such URLs"),
     "not base64": ("data:image/png;base64,%%%", "not valid base64"),
     "number": (17, "must be a data: URL or base64"),
 }
