@@ -8,7 +8,7 @@ import pytest
 
 from rayinfer.images.fetching.media_fetcher import MediaFetcher
 from rayinfer.images.fetching.media_settings import MediaSettings
-from rayinfer.images.prompts import ImagePrompts
+from rayinfer.images.prompts import TiledPrompts
 from rayinfer.images.shapes import TiledShape
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.servers.app import build_app
@@ -22,7 +22,7 @@ IMAGE = encoded(picture_of(60, 40))
 async def serving(models, generator, *names, private=True, addresses=("127.0.0.1",)):
     """A client of a service whose model reads images, and which fetches from these hosts."""
     generator.takes_images, generator.max_model_len = True, 8192
-    prompts = ImagePrompts(shape=TiledShape(tile_side=24, longest_edge=72), tokens_per_tile=1)
+    prompts = TiledPrompts(shape=TiledShape(tile_side=24, longest_edge=72), tokens_per_tile=1)
     (model,) = models.values()
     vision = replace(model, name="vision", image_prompts=prompts)
     settings = MediaSettings(allowed_domains=names, allows_private_networks=private)
