@@ -70,7 +70,8 @@ class MultimodalRotaryEmbedding(RotaryEmbedding):
     """
 
     def __init__(self, head_dim: int, max_positions: int, rope: Rope) -> None:
-        super().__init__(head_dim, max_positions, rope)
+        is_unscaled = rope.get("rope_type") == "mrope"  # as the first checkpoints call it
+        super().__init__(head_dim, max_positions, {**rope, "rope_type": "default"} if is_unscaled else rope)
         sections = rope.get("mrope_section", SECTIONS)
         if not isinstance(sections, Sequence) or not all(isinstance(each, int) and each >= 0 for each in sections):
             raise ValueError(f"mrope_section must be a list of whole numbers, got {sections!r}")

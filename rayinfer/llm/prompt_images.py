@@ -7,11 +7,12 @@ from typing import Any
 
 from PIL import Image
 
-from rayinfer.errors import InvalidParameter, shown
+from rayinfer.errors import InvalidParameter, NotSupported, shown
 from rayinfer.images.inputs import (
     MAX_IMAGES,
     FoundImage,
     PromptImage,
+    RemoteImages,
     check_num_images,
     checked_image,
     decode_image_text,
@@ -92,7 +93,12 @@ def _encoded(found: FoundImage) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     if isinstance(value, str):
-        return decode_image_text(value, found.place)
+        try:
+            return decode_image_text(value, found.place)
+        except RemoteImages:
+            raise NotSupported(
+                "Images are not fetched from URLs: give a data: URL, bytes or an image of Pillow.", found.place
+            ) from None
     if not isinstance(value, Image.Image):
         raise InvalidParameter(f"{found.place} must be an image of Pillow, bytes or a data: URL", found.place)
     out = io.BytesIO()

@@ -42,8 +42,6 @@ def read_rope(raw: RawConfig, head_dim: int, *, layer_type: str | None = None) -
     rope.setdefault("rope_type", oldest_spelling)
     if rope["rope_type"] == "su" or (rope["rope_type"] == "yarn" and "long_factor" in rope):
         rope["rope_type"] = "longrope"  # what the first Phi-3 checkpoints call it
-    if rope["rope_type"] == "mrope":
-        rope["rope_type"] = "default"  # Qwen2-VL's three positions are a matter of the architecture
     if rope["rope_type"] != "default":
         rope["max_position_embeddings"] = count(raw, "max_position_embeddings")
     if rope["rope_type"] in _WITH_ORIGINAL_LENGTH:
