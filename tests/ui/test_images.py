@@ -8,7 +8,6 @@ import sys
 from dataclasses import replace
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
 
 from rayinfer.images.prompts import ImagePrompts
@@ -112,6 +111,8 @@ def wait_for_answers(page, count=1):
 
 
 def test_a_vision_model_reads_an_image_from_the_page(visit, vision_folder, tmp_path):
+    from axe_playwright_python.sync_playwright import Axe
+
     options = ("--num-kv-blocks", 200, "--num-threads", 1, "--name", "eye", "--dtype", "float32")
     with serving(vision_folder, *options, cache=tmp_path) as command:
         command.wait_for_line("ready: eye", within_s=500)
