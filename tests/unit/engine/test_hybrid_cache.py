@@ -36,6 +36,7 @@ def test_windows_change_no_bit_of_an_answer(name, settings, folders):
     assert got == without_windows(folders[name])
 
 
+@pytest.mark.models  # for their time
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(("name", "tensor", "pipeline"), [("gemma3", 2, 1), ("gpt-oss", 1, 2)])
 def test_ranks_answer_alike(name, tensor, pipeline, folders):

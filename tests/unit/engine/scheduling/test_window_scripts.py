@@ -93,8 +93,8 @@ class ScriptsWithWindowsOfTwoStepsAtOnce(ScriptsWithWindows):
 @pytest.mark.parametrize(
     ("scripts", "count"),
     [
-        *((ScriptsWithWindows, 100), (ScriptsWithWindowsAndDrafts, 60)),
-        *((ScriptsWithWindowsOfTwoStepsAtOnce, 60), (ScriptsWithWindowsPlannedAhead, 60)),
+        *((ScriptsWithWindows, 60), (ScriptsWithWindowsAndDrafts, 40)),
+        *((ScriptsWithWindowsOfTwoStepsAtOnce, 40), (ScriptsWithWindowsPlannedAhead, 40)),
     ],
 )
 def test_every_token_finds_its_window_and_no_page_is_lost(scripts, count):
