@@ -13,6 +13,12 @@ def model(tmp_path_factory):
     return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
 
 
+@pytest.fixture(autouse=True)
+def compiled_kernels(tmp_path, kernel_folder):
+    """Let commands find the machine's kernels in their cache, instead of compiling them for half a minute each."""
+    (tmp_path / "kernels").symlink_to(kernel_folder)
+
+
 def test_generate_streams_an_answer_and_a_seed_repeats_it(model, tmp_path):
     arguments = ("generate", "Once upon", "--model", model, "--max-tokens", 8, "--seed", 5, *ENGINE)
     first, second = (run_cli(*arguments, cache=tmp_path) for _ in range(2))

@@ -90,7 +90,9 @@ def test_a_service_answers_is_listed_and_leaves_nothing_behind(model, cache, num
         assert list((cache / "services").glob("*.json")) == []
 
 
-def test_two_models_answer_by_their_names_behind_one_port(model, cache):
+def test_two_models_answer_by_their_names_behind_one_port(model, cache, kernel_folder):
+    cache.mkdir()
+    (cache / "kernels").symlink_to(kernel_folder)
     with serving(model, f"{model}=other", *ENGINE, cache=cache) as service:
         service.wait_for_line(f"ready: {model.name}, other")
         listed = httpx.get(f"{service.url}/v1/models").json()["data"]
