@@ -55,14 +55,16 @@ def watcher_sees_the_engine(cluster):
         application = serve.deployment(watcher).options(name="watcher", **OPTIONS).bind(engines.bind())
         handle = serve.run(application, name="watching", route_prefix=None)
         wait_until(lambda: {"engine-x": ADDRESS} in handle.seen.remote().result())
+        return handle.seen.remote().result()
 
     yield deploy_and_wait
     serve.delete("watching")
 
 
 def test_serve_pushes_engine_changes_to_a_subscriber(watcher_sees_the_engine):
-    watcher_sees_the_engine(listening_replica(), request_router_config=addressed_routing())
+    seen = watcher_sees_the_engine(listening_replica(), request_router_config=addressed_routing())
+    assert {"engine-x": ADDRESS} in seen
 
 
 def test_without_pushed_changes_replicas_are_polled(watcher_sees_the_engine):
-    watcher_sees_the_engine(polling_replica())
+    assert {"engine-x": ADDRESS} in watcher_sees_the_engine(polling_replica())

@@ -19,6 +19,17 @@ from rayinfer_deployments.cli.failures import interrupt_on_signals
 from rayinfer_deployments.cli.options.config_options import with_engine_options
 
 
+def _write(report: Any, folder: Path | None, name: str, title: str) -> None:
+    """Write a report's tables and figures into a folder, if there is one, as `name`.md and .json."""
+    if folder is None:
+        return
+    from rayinfer.benchmark.report import write_json, write_markdown
+
+    notes = (f"`{report.command}`, {report.kernels} kernels", str(report.environment))
+    write_markdown(folder / f"{name}.md", title, report.tables(), *notes)
+    write_json(report, folder / f"{name}.json")
+
+
 @with_engine_options
 def structured(
     model: Model = DEFAULT_MODEL,
@@ -61,7 +72,6 @@ def kv_store(
     """First tokens behind prefixes that another engine computed, and what the store costs where nothing is found."""
     interrupt_on_signals()  # its shared memory has to be freed
     from rayinfer.benchmark.offline.kv_store import run_kv_store_benchmark
-    from rayinfer.benchmark.report import write_json, write_markdown
 
     with progress_log() as log:
         report = run_kv_store_benchmark(
@@ -76,10 +86,7 @@ def kv_store(
             log=log,
         )
     show(report, json_file)
-    if output is not None:
-        notes = (f"`{report.command}`, {report.kernels} kernels", str(report.environment))
-        write_markdown(output / "kv-store.md", "KV block store", report.tables(), *notes)
-        write_json(report, output / "kv-store.json")
+    _write(report, output, "kv-store", "KV block store")
 
 
 @with_engine_options
@@ -126,7 +133,6 @@ def adapters(
 ) -> None:
     """Batches whose streams have LoRA adapters beside the base model alone, in turns; adapters are random."""
     from rayinfer.benchmark.offline.adapters import run_adapter_benchmark
-    from rayinfer.benchmark.report import write_json, write_markdown
 
     with progress_log() as log:
         report = run_adapter_benchmark(
@@ -142,7 +148,4 @@ def adapters(
             log=log,
         )
     show(report, json_file)
-    if output is not None:
-        notes = (f"`{report.command}`, {report.kernels} kernels", str(report.environment))
-        write_markdown(output / "adapters.md", "LoRA adapters", report.tables(), *notes)
-        write_json(report, output / "adapters.json")
+    _write(report, output, "adapters", "LoRA adapters")
