@@ -18,6 +18,7 @@ from rayinfer.models.config_fields import count, flag, number
 from rayinfer.models.model_config import ModelConfig
 from rayinfer.models.sliding_windows import GLOBAL, SLIDING, layer_kinds
 from rayinfer.tensor_parallel import Shard
+from rayinfer_kernels import ops
 
 _CHECKPOINT_NAMES = {".mlp.gate.": ".mlp.router."}
 
@@ -74,7 +75,8 @@ class ClampedExperts(GatedExperts):
         """See GatedExperts."""
         gate = stacked[:, ::2].clamp(max=self._limit)
         up = stacked[:, 1::2].clamp(-self._limit, self._limit)
-        return (up + 1) * (gate * torch.sigmoid(gate * self._alpha))
+        # torch.sigmoid rounds a batch's last elements otherwise than the rest: a row's bits would depend on others.
+        return ops.silu_and_mul(torch.cat([gate * self._alpha, (up + 1) / self._alpha], -1))
 
 
 class GptOssForCausalLM(CausalDecoder):

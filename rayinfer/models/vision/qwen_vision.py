@@ -18,6 +18,7 @@ from rayinfer.layers.norms import LayerNorm, RMSNorm
 from rayinfer.layers.rotary_embedding import Angles, RotaryEmbedding
 from rayinfer.models.vision.patches import Patches
 from rayinfer.models.vision.qwen_config import QwenVisionConfig
+from rayinfer_kernels import ops
 
 EPS = 1e-6
 _NAMES = {"attn.qkv_proj.": "attn.qkv.", "attn.o_proj.": "attn.proj."}  # ours to the checkpoint's
@@ -46,8 +47,9 @@ class PlainMLP(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_patches, hidden_size] -> the same shape."""
-        x = self.fc1.forward(x)
-        return self.fc2.forward(x * torch.sigmoid(1.702 * x))
+        gate = 1.702 * self.fc1.forward(x)
+        # x sigmoid(1.702 x), by a kernel whose bits do not depend on the place in a batch as torch.sigmoid's do.
+        return self.fc2.forward(ops.silu_and_mul(torch.cat([gate, torch.full_like(gate, 1 / 1.702)], -1)))
 
 
 class VisionLayer(torch.nn.Module):

@@ -4,6 +4,7 @@ from safetensors.torch import load_file
 from transformers import GptOssConfig
 
 from rayinfer.errors import ModelLoadError, UnsupportedArchitecture
+from rayinfer.models.architectures.gpt_oss import ClampedExperts
 from rayinfer.models.loader import check_checkpoint
 from support.golden.decoder_runs import (
     CLOSE,
@@ -63,6 +64,14 @@ def test_what_published_checkpoints_leave_out_is_as_usual(tmp_path):
     folder = tiny(tmp_path, swiglu_limit=7.0)
     change_config(folder, without=("layer_types", "swiglu_alpha", "swiglu_limit", "rms_norm_eps", "attention_bias"))
     assert_decodes_like_transformers(folder, num_decoded=4)
+
+
+def test_a_row_has_the_same_bits_in_batches_of_any_size(compiled_kernels):
+    experts = ClampedExperts(8, 20, 2, alpha=1.7, limit=7.0, is_transposed=False)
+    rows = torch.randn(9, 40, generator=torch.Generator().manual_seed(0))
+    alone = torch.cat([experts.gated(row[None]) for row in rows])
+    for end in range(1, len(rows) + 1):
+        assert torch.equal(experts.gated(rows[:end]), alone[:end])
 
 
 def test_bfloat16_stays_as_close_to_the_exact_logits_as_transformers_does(tmp_path):
