@@ -112,8 +112,8 @@ class EngineConfig(BaseModel):
     enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of equal prefixes")
     disable_hybrid_kv_cache_manager: bool | None = Field(
         None,
-        description="keep the KV blocks of sliding-window layers as long as those of full attention; false: give back"
-        " what lies behind the window (default: true)",
+        description="keep the KV blocks of sliding-window layers as long as those of full attention, instead of giving"
+        " back what lies behind the window (default: false on CPUs, true on GPUs)",
     )
     tensor_parallel_size: int = Field(
         1, ge=1, le=1024, description="ranks, each a process, among which every layer is sharded"

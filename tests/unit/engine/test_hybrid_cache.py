@@ -17,7 +17,7 @@ from support.tiny_models.tiny_checkpoints import make_tiny_model
 
 NAMES = ("gemma3", "gpt-oss", "mistral")
 # Chunks shorter than prompts; with 24 blocks requests are preempted.
-SIZES = {"block_size": 8, "num_kv_blocks": 24, "max_num_batched_tokens": 16, "disable_hybrid_kv_cache_manager": False}
+SIZES = {"block_size": 8, "num_kv_blocks": 24, "max_num_batched_tokens": 16}
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,6 @@ def test_8192_tokens_of_gemma_3_need_at_most_two_fifths_of_the_memory(
     tiny = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 1, "num_key_value_heads": 1}
     folder = make_tiny_model(tmp_path, Gemma3TextConfig(**sizes, **tiny, head_dim=8, vocab_size=97))
     settings = {"dtype": "float32", "num_kv_blocks": 600, "max_num_batched_tokens": 1024, "max_num_seqs": 2}
-    settings |= {"disable_hybrid_kv_cache_manager": False}
     config = engine_config(model=str(folder), num_threads=1, max_model_len=8192, **settings)
     use = PeakUse()
     engine = build_engine(config, folder, recorder=use)

@@ -52,6 +52,7 @@ def window_pool(
     decoder: Decoder,
     folder: Path,
     longest_sequence: int,
+    device_type: str,
     group: Ranks | None,
 ) -> WindowPool | None:
     """Return the window pool of a model with sliding-window layers, the same on every rank; None without one."""
@@ -62,7 +63,7 @@ def window_pool(
     windows = [size for size in whole.windows if size is not None]
     if not windows or max(windows) >= longest_sequence:
         return None
-    reason = _no_pool_because(config)
+    reason = _no_pool_because(config, device_type)
     if reason:
         _logger.info("sliding-window layers keep all KV blocks: %s", reason)
         return None
@@ -74,10 +75,12 @@ def window_pool(
     )
 
 
-def _no_pool_because(config: ResolvedConfig) -> str:
-    """Say which setting needs blocks that have all layers; empty: none."""
+def _no_pool_because(config: ResolvedConfig, device_type: str) -> str:
+    """Say what needs blocks that have all layers; empty: nothing."""
+    is_disabled = config.disable_hybrid_kv_cache_manager
     settings: Sequence[tuple[bool, str]] = (
-        (config.disable_hybrid_kv_cache_manager is not False, "disable_hybrid_kv_cache_manager"),
+        (is_disabled is True, "disable_hybrid_kv_cache_manager"),
+        (is_disabled is None and device_type != "cpu", f"the default on {device_type}"),
         (config.engine == "static", "a static engine"),
         (config.kv_offload_bytes is not None, "kv_offload_bytes"),
         (config.kv_store_gib is not None, "kv_store_gib"),
