@@ -6,7 +6,7 @@ import pytest
 import ray
 
 from support.golden.engine_answers import Answers, answers_of, assert_alike, config_of, greedy_requests
-from support.services.rank_actors import WITHIN_S, group_owner
+from support.services.rank_actors import HAS_STARTED, WITHIN_S, group_owner
 from support.tiny_models.tiny_architectures import DECODERS, ENCODER_DECODERS
 
 MAKERS = DECODERS | ENCODER_DECODERS
@@ -57,9 +57,12 @@ def start_s(owner, numbers, tmp_path_factory):
 @pytest.mark.faults
 @pytest.mark.parametrize("share", [0.0, 0.15, 0.4, 0.6, 0.8])
 def test_a_rank_actor_that_is_stopped_while_its_engine_starts_is_soon_named(share, start_s, owner, numbers, tmp_path):
-    config, after_s = _two_ranks(tmp_path), share * start_s
-    said, seconds = ray.get(owner.seconds_until_named.remote(config, next(numbers), after_s), timeout=2 * WITHIN_S)
-    print(f"stopped {after_s:.1f} s into a start of {start_s:.1f} s, named after {seconds:.1f} s: {said}")
+    config = _two_ranks(tmp_path)
+    for after_s in [share * start_s * 0.8**attempt for attempt in range(5)]:
+        said, seconds = ray.get(owner.seconds_until_named.remote(config, next(numbers), after_s), timeout=2 * WITHIN_S)
+        print(f"stopped {after_s:.1f} s into a start of {start_s:.1f} s, named after {seconds:.1f} s: {said}")
+        if said != HAS_STARTED:  # else it took less time than the undisturbed start
+            break
     assert "rank 1 of engine" in said
     assert seconds < NAMED_WITHIN_S
 

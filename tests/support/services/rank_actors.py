@@ -26,6 +26,7 @@ MAX_RANKS = 4
 CPUS_EACH = 0.1
 ROUTER = "test"
 WITHIN_S = 300.0  # on a machine that has much else to do
+HAS_STARTED = "it has started"
 
 
 class GroupOwner:
@@ -80,7 +81,7 @@ class GroupOwner:
                     await starting
                 except EngineDead as error:
                     return str(error), time.monotonic() - stopped
-                return "it has started", 0.0
+                return HAS_STARTED, 0.0
         finally:
             group.kill()
 
