@@ -193,6 +193,17 @@ class KVTransferStats:
 
 
 @dataclass(kw_only=True, slots=True)
+class ImageEncodingStats:
+    """Counters and gauges of the encoder of images of one engine."""
+
+    encodings_total: int = 0  # images that were computed
+    encode_seconds_total: float = 0.0  # that they took, decoding not included
+    queries_total: int = 0  # images of requests that were added
+    cache_hits_total: int = 0  # those that an earlier request had, or one twice: nothing was computed
+    num_waiting: int = 0  # requests whose images wait or are being encoded
+
+
+@dataclass(kw_only=True, slots=True)
 class EngineStats:
     """An engine's counters (`*_total` only grow) and gauges at one moment."""
 
@@ -221,6 +232,7 @@ class EngineStats:
     stage_idle_shares: list[float] = field(default_factory=list)  # of the time with work so far, by stage of a pipeline
     kv_store: KVStoreStats | None = None  # None without a store
     kv_transfer: KVTransferStats | None = None  # None without transfers
+    images: ImageEncodingStats | None = None  # None for a model that reads no images
     adapters_in_memory: list[str] = field(default_factory=list)  # digests of those used last
 
     @property

@@ -113,7 +113,10 @@ class _DecodingProcess:
             raise BadImage(_read(stream, min(height, 1000)).decode(errors="replace"), "image")
         if not self._shape.is_result(height, width):
             raise EOFError(f"its answer has {height} x {width} pixels")
-        return np.frombuffer(_read(stream, 3 * height * width), np.uint8).reshape(height, width, 3)
+        pixels = np.empty((height, width, 3), np.uint8)
+        if stream.readinto(pixels.data) < pixels.nbytes:  # type: ignore[attr-defined]
+            raise EOFError
+        return pixels
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._is_closed:

@@ -19,7 +19,7 @@ from rayinfer.metrics.prediction_cache_families import prediction_cache_families
 from rayinfer.metrics.request_timer import ModelCounts
 from rayinfer.metrics.tenant_counts import TenantCounts
 from rayinfer.metrics.tenant_families import tenant_families
-from rayinfer.outputs import EngineState, EngineStats
+from rayinfer.outputs import EngineState, EngineStats, ImageEncodingStats
 
 ROUTER = "router"  # the value of the label `engine` for requests that wait in front of all engines
 
@@ -58,6 +58,13 @@ ENGINE_GAUGES: tuple[EngineValue, ...] = (
     (metric_list.KV_WINDOW_PAGES_USED, lambda it: it.kv_window_pages_used),
     (metric_list.KV_WINDOW_PAGES_TOTAL, lambda it: it.kv_window_pages_total),
     (metric_list.TGI_BATCH_SIZE, lambda it: it.num_running),
+)
+IMAGE_VALUES: tuple[tuple[MetricDefinition, Callable[[ImageEncodingStats], float]], ...] = (
+    (metric_list.IMAGE_QUERIES, lambda it: it.queries_total),
+    (metric_list.IMAGE_CACHE_HITS, lambda it: it.cache_hits_total),
+    (metric_list.IMAGE_ENCODINGS, lambda it: it.encodings_total),
+    (metric_list.IMAGE_ENCODE_SECONDS, lambda it: it.encode_seconds_total),
+    (metric_list.IMAGES_WAITING, lambda it: it.num_waiting),
 )
 ENGINE_COUNTERS: tuple[EngineValue, ...] = (
     (metric_list.NUM_PREEMPTIONS, lambda it: it.num_preemptions_total),
@@ -161,6 +168,7 @@ class Families(Collector):
         yield idle
         yield from self._kv_store_families()
         yield from self._kv_transfer_families()
+        yield from self._image_families()
 
     def _kv_store_families(self) -> Iterator[Metric]:
         """Yield what engines with a machine's block store report; none without one."""
@@ -193,6 +201,17 @@ class Families(Collector):
             fetches.add_metric([*labels, "failed"], transfer.failed_fetches_total)
             seconds.add_metric(labels, transfer.fetch_seconds_total)
         yield from (family for family in (blocks, fetches, seconds) if family.samples)
+
+    def _image_families(self) -> Iterator[Metric]:
+        """Yield what engines report whose models read images; none without them."""
+        for definition, value in IMAGE_VALUES:
+            make = definition.gauge if definition.kind == "gauge" else definition.counter
+            family = make(has_routers=self._has_routers)
+            for labels, stats in self._engines.items():
+                if stats.images is not None:
+                    family.add_metric(labels, value(stats.images))
+            if family.samples:
+                yield family
 
     def _step_tokens(self) -> Metric:
         family = metric_list.STEP_TOKENS.histogram(has_routers=self._has_routers)

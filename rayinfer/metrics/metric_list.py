@@ -65,6 +65,18 @@ KV_FETCHES = of_engine(
 )
 KV_FETCH_SECONDS = of_engine("counter", "rayinfer_kv_fetch_seconds", "Seconds for which those requests waited.")
 
+IMAGE_QUERIES = of_engine("counter", "vllm:mm_cache_queries", "Images of requests that an engine has added.")
+IMAGE_CACHE_HITS = of_engine(
+    "counter", "vllm:mm_cache_hits", "Those whose embeddings an earlier request had: they cost no encoding."
+)
+IMAGE_ENCODINGS = of_engine("counter", "rayinfer_image_encodings", "Images that an engine has encoded.")
+IMAGE_ENCODE_SECONDS = of_engine(
+    "counter", "rayinfer_image_encode_seconds", "Seconds that these took, their decoding not included."
+)
+IMAGES_WAITING = of_engine(
+    "gauge", "rayinfer_image_requests_waiting", "Requests whose images wait to be encoded, or are being encoded."
+)
+
 # Of models, by router. Those of requests that wait have the engine that they wait in, or "router".
 NUM_WAITING = of_model("gauge", "vllm:num_requests_waiting", "Requests that wait.", "engine")
 NUM_WAITING_BY_REASON = of_model(

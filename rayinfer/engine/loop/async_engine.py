@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
+from rayinfer.engine.loop.compiling_requests import CompilingRequests
 from rayinfer.engine.loop.engine_commands import (
     Abort,
     Command,
@@ -25,7 +26,7 @@ from rayinfer.errors import EngineDead, RequestError, WrongEngineState
 from rayinfer.grammars.spec import StructuredOutputsParams
 from rayinfer.kv_transfer.stored_blocks import StoredBlocks
 from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
-from rayinfer.outputs import EngineStats, StepMessage, TokenDelta
+from rayinfer.outputs import EngineStats, FinishReason, StepMessage, TokenDelta
 from rayinfer.predictions import PredictionOutput
 from rayinfer.protocols import ControlAction, GenerationRequest, GetState, ModelDescription
 from rayinfer.traces.request_trace import RequestTrace
@@ -52,7 +53,7 @@ class AsyncEngine:
         self._is_over = False
         self._lock = threading.Lock()  # no command with a future is queued after _is_over
         self._owners: dict[str, RouterSubscription] = {}  # by request id; used by the thread only
-        self._compiling: dict[str, GenerationRequest] = {}  # by request id; used by the thread only
+        self._compiling = CompilingRequests()  # used by the thread only
         self._stats = engine.stats
         self._watchdog = StepWatchdog(limits=limits)
         engine.on_plan = self._watchdog.record_plan
@@ -172,6 +173,7 @@ class AsyncEngine:
         try:
             while self._run_commands():
                 self._engine.check_alive()
+                self._end_compiling(self._compiling.overdue(), "timeout")
                 if self._engine.wait_s > 0:
                     continue
                 self._publish(self._step() if self._engine.has_unfinished_requests else [])
@@ -228,21 +230,26 @@ class AsyncEngine:
 
     def _submit(self, request: GenerationRequest, router: RouterSubscription) -> None:
         """Add a request, or if its grammar is not compiled have that done first, beside the steps."""
-        compiling = self._engine.start_compiling(request)
+        try:
+            compiling = self._engine.start_compiling(request)
+        except RequestError as error:
+            self._refuse(request, router, error)
+            return
         if compiling is None:
             self._add(request, router)
             return
-        self._compiling[request.request_id] = request
+        self._compiling.add(request, compiling)
         router.request_ids.add(request.request_id)
         self._owners[request.request_id] = router
         compiling.add_done_callback(lambda done: self._commands.put(Compiled(request, done)))
 
     def _add_compiled(self, compiled: Compiled) -> None:
         """Add a request whose grammar was compiled, or refuse it, unless it was aborted meanwhile."""
-        request = compiled.request
-        if self._compiling.get(request.request_id) is not request or compiled.compiling.cancelled():
+        if compiled.compiling.cancelled():
             return
-        del self._compiling[request.request_id]
+        request = self._compiling.take(compiled.request)
+        if request is None:
+            return
         router = self._owners.pop(request.request_id)
         router.request_ids.discard(request.request_id)
         error = compiled.compiling.exception()
@@ -289,14 +296,17 @@ class AsyncEngine:
                 command.done.set_exception(self._death())
 
     def _abort(self, request_ids: Sequence[str]) -> None:
-        aborted = (self._abort_one(request_id) for request_id in request_ids)
+        added = self._end_compiling(request_ids, "abort")
+        aborted = (self._engine.abort(request_id) for request_id in added)
         self._publish([delta for delta in aborted if delta is not None])
 
-    def _abort_one(self, request_id: str) -> TokenDelta | None:
-        request = self._compiling.pop(request_id, None)
-        if request is None:
-            return self._engine.abort(request_id)
-        return TokenDelta(request_id, len(request.output_token_ids), [], finish_reason="abort")
+    def _end_compiling(self, request_ids: Sequence[str], reason: FinishReason) -> list[str]:
+        """End those requests that are not added yet; returns the other ids."""
+        dropped = {each: request for each in request_ids if (request := self._compiling.drop(each)) is not None}
+        if dropped:
+            ends = ((each, len(request.output_token_ids)) for each, request in dropped.items())
+            self._publish([TokenDelta(each, num_tokens, [], finish_reason=reason) for each, num_tokens in ends])
+        return [each for each in request_ids if each not in dropped]
 
     def _drop_unread_routers(self) -> None:
         """Abort the requests of routers that have not read in time."""

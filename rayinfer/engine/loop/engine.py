@@ -10,14 +10,14 @@ from concurrent.futures import Future
 from typing import Any
 
 from rayinfer.engine.loop.engine_adapters import EngineAdapters
+from rayinfer.engine.loop.engine_images import EngineImages
 from rayinfer.engine.loop.engine_state import LifeCycle
 from rayinfer.engine.loop.joined_futures import joined
 from rayinfer.engine.loop.schedule_recorder import ScheduleRecorder
 from rayinfer.engine.loop.step_failures import may_be_one_requests_fault
 from rayinfer.engine.plan.executor import Executor, StepHandle
 from rayinfer.engine.plan.executor_commands import SleepLevel, sleep_level
-from rayinfer.engine.plan.step_plan import Int32Array, PromptImages, StepPlan
-from rayinfer.engine.scheduling.placed_images import placed_images
+from rayinfer.engine.plan.step_plan import Int32Array, StepPlan
 from rayinfer.engine.scheduling.request import Request, new_request
 from rayinfer.engine.scheduling.request_checks import checked_token_ids
 from rayinfer.engine.scheduling.scheduler import Scheduler
@@ -65,7 +65,7 @@ class Engine:
         self.scheduler = scheduler
         self._executor = executor
         self._grammars = grammars
-        self._images = images
+        self._images = EngineImages(images, description)
         self._seeds = random.Random(seed)  # for requests without one
         self._clock = clock
         self._recorder = recorder
@@ -88,7 +88,7 @@ class Engine:
         grammar = self._compiled_grammar(request)
         checked = self._checked_request(request)
         checked.grammar = grammar
-        checked.images = self._encoded_images(request, checked)
+        checked.images = self._images.placed(request, checked.token_ids[: checked.prompt_len])
         self.scheduler.add(checked)
 
     @property
@@ -104,14 +104,15 @@ class Engine:
             self._grammars.prepare()
 
     def start_compiling(self, request: GenerationRequest) -> Future[Any] | None:
-        """Start to compile the request's grammar and to encode its images; None if nothing comes before it is added."""
-        started: list[Future[Any]] = []
+        """Start to compile the request's grammar and to encode its images; None if nothing comes before it is added.
+
+        Raises RequestError for images of a request that could never finish: nothing is encoded for it.
+        """
+        encoding = self._images.start(request)
+        started: list[Future[Any]] = [] if encoding is None else [encoding]
         spec = request.sampling_params.structured_outputs
         if spec is not None and self._grammars is not None and not self._grammars.has(spec):
             started.append(self._grammars.start(spec))
-        if request.images and self._images is not None:
-            encoding = self._images.start(request.images)
-            started += [] if encoding is None else [encoding]
         return joined(started) if started else None
 
     def compile_grammar(self, spec: StructuredOutputsParams) -> Future[CompiledGrammar]:
@@ -217,17 +218,13 @@ class Engine:
         stats.stage_idle_shares = list(self._executor.stage_idle_shares)
         if self._adapters is not None:
             stats.adapters_in_memory = self._adapters.in_memory[-MAX_REPORTED_ADAPTERS:]
+        stats.images = self._images.stats
         return stats
 
     @property
     def executor(self) -> Executor:
         """The executor that runs its steps, for measurements."""
         return self._executor
-
-    @property
-    def num_encoded_images(self) -> int:
-        """Images that were encoded so far; those that were known are not counted again."""
-        return 0 if self._images is None else self._images.num_encoded
 
     def take_block_events(self) -> tuple[list[bytes], list[bytes]]:
         """Return the hashes added to and removed from the prefix cache since the last call."""
@@ -244,8 +241,7 @@ class Engine:
             self._recorder.close()
         if self._grammars is not None:
             self._grammars.close()
-        if self._images is not None:
-            self._images.close()
+        self._images.close()
 
     def _compiled_grammar(self, request: GenerationRequest) -> CompiledGrammar | None:
         spec = request.sampling_params.structured_outputs
@@ -257,21 +253,6 @@ class Engine:
         if self._grammars is None:
             raise InvalidParameter(f"{self.description.name} has no structured_outputs", "structured_outputs")
         return self._grammars
-
-    def _encoded_images(self, request: GenerationRequest, checked: Request) -> PromptImages | None:
-        """Return the embeddings of the prompt's images, computing those that are not known; raises RequestError."""
-        if not request.images:
-            return None
-        if self._images is None:
-            raise InvalidParameter(f"{self.description.name} takes no images", "messages")
-        encoded = self._images.encode(request.images)
-        grids = [image.grid for image in encoded if image.grid is not None]
-        return placed_images(
-            checked.token_ids[: checked.prompt_len],
-            tuple(image.embeddings for image in encoded),
-            self._images.image_token_id,
-            grids or None,
-        )
 
     def _checked_request(self, request: GenerationRequest, source_token_ids: Int32Array | None = None) -> Request:
         return new_request(
@@ -383,8 +364,7 @@ class Engine:
     def _free_memory(self, level: SleepLevel) -> None:
         if level is SleepLevel.RECOMPUTE:
             self.scheduler.drop_computed()
-            if self._images is not None:
-                self._images.release()
+            self._images.release()
         elif level is SleepLevel.OFFLOAD:
             self._copy_blocks()
             self.scheduler.forget_cached_prefixes()

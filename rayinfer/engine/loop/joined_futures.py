@@ -7,7 +7,10 @@ from typing import Any
 
 
 def joined(futures: Sequence[Future[Any]]) -> Future[list[Any]]:
-    """Return a future of all results, in order; once all are done it has them, or the first one's error that failed."""
+    """Return a future of all results, in order; once all are done it has them, or the first one's error that failed.
+
+    Cancelled, it cancels those that have not begun.
+    """
     if len(futures) == 1:
         return futures[0]
     whole: Future[list[Any]] = Future()
@@ -19,6 +22,8 @@ def joined(futures: Sequence[Future[Any]]) -> Future[list[Any]]:
             num_left -= 1
             if num_left:
                 return
+        if not whole.set_running_or_notify_cancel():
+            return
         errors = (CancelledError() if each.cancelled() else each.exception() for each in futures)
         error = next((each for each in errors if each is not None), None)
         if error is None:
@@ -26,6 +31,12 @@ def joined(futures: Sequence[Future[Any]]) -> Future[list[Any]]:
         else:
             whole.set_exception(error)
 
+    def cancel(_: Future[Any]) -> None:
+        if whole.cancelled():
+            for each in futures:
+                each.cancel()
+
+    whole.add_done_callback(cancel)
     for each in futures:
         each.add_done_callback(count)
     return whole

@@ -21,7 +21,7 @@ class SteppedEngine(Protocol):
         ...
 
     def start_compiling(self, request: GenerationRequest) -> Future[Any] | None:
-        """Start to compile what a request needs before it is added; None if there is nothing."""
+        """Start to compile what a request needs before it is added; None if there is nothing. Raises RequestError."""
         ...
 
     def compile_grammar(self, spec: StructuredOutputsParams) -> Future[Any]:

@@ -27,6 +27,7 @@ from rayinfer.engine.plan.step_plan import (
 from rayinfer.engine.scheduling.kv_offload import KVOffload
 from rayinfer.engine.scheduling.scheduler import Scheduler
 from rayinfer.engine.scheduling.stored_prefixes import StoredPrefixes
+from rayinfer.engine.worker.images.image_encoder import ImageEncoder
 from rayinfer.errors import EngineDead
 from rayinfer.grammars.compiler import GrammarCompiler
 from rayinfer.kv_cache.adapter_id import adapter_id
@@ -407,6 +408,7 @@ def drive(
     speculation: Speculation = "auto",
     recent_answers: RecentAnswers | None = None,
     grammars: GrammarCompiler | None = None,
+    images: ImageEncoder | None = None,
     window: int | None = None,
     num_window_pages: int | None = None,
 ) -> Driven:
@@ -459,6 +461,7 @@ def drive(
         scheduler=scheduler,
         executor=executor,
         grammars=grammars,
+        images=images,
         clock=clock,
         max_cpu_loras=max_num_seqs,
     )

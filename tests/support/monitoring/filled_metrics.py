@@ -1,7 +1,7 @@
 """Metrics of a service in which everything has happened once."""
 
 from rayinfer.metrics.service_metrics import ServiceMetrics
-from rayinfer.outputs import EngineStats, KVStoreStats, KVTransferStats
+from rayinfer.outputs import EngineStats, ImageEncodingStats, KVStoreStats, KVTransferStats
 
 
 def filled_metrics(router: str = "router-1") -> ServiceMetrics:
@@ -13,6 +13,7 @@ def filled_metrics(router: str = "router-1") -> ServiceMetrics:
         stage_idle_shares=[0.5],
         kv_store=KVStoreStats(),
         kv_transfer=KVTransferStats(),
+        images=ImageEncodingStats(),
     )
     metrics.set_engine_stats("tiny", "a", stats)
     metrics.set_engine_config("tiny", "a", {"block_size": "16"})

@@ -121,7 +121,9 @@ def test_each_image_is_encoded_once(folder):
     with LLM(str(folder), enable_prefix_caching=False, **SETTINGS) as llm:
         first = generate(llm, [prompt_of(images), prompt_of(images[::-1])])
         again = generate(llm, [prompt_of(images)])
-        assert llm.engine.num_encoded_images == 2
+        stats = llm.stats.images
+        assert (stats.encodings_total, stats.queries_total, stats.cache_hits_total) == (2, 6, 4)
+        assert stats.encode_seconds_total > 0
     assert tokens_of(first)[0] == tokens_of(again)[0] != tokens_of(first)[1]
 
 

@@ -4,7 +4,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rayinfer.metrics.families import ROUTER
 from rayinfer.metrics.service_metrics import ServiceMetrics
-from rayinfer.outputs import EngineState, EngineStats, KVStoreStats
+from rayinfer.outputs import EngineState, EngineStats, ImageEncodingStats, KVStoreStats
 from support.fakes.virtual_time import FakeClock
 
 
@@ -144,6 +144,24 @@ def test_an_engine_with_a_block_store_reports_its_use():
     assert seen["rayinfer_kv_store_bytes", ("tiny", "a", "disk")] == 6
     blocks = {labels[2]: value for (name, labels), value in seen.items() if name == "rayinfer_kv_store_blocks_total"}
     assert blocks == {"stored": 2, "evicted": 0, "dropped": 0, "damaged": 0}
+
+
+def test_an_engine_with_images_reports_encodings_and_hits():
+    metrics = ServiceMetrics()
+    metrics.set_engine_stats("tiny", "b", EngineStats())
+    assert not [name for name, _ in values(metrics) if "image" in name or "mm_cache" in name]
+    images = ImageEncodingStats(
+        encodings_total=2, encode_seconds_total=0.5, queries_total=5, cache_hits_total=3, num_waiting=1
+    )
+    metrics.set_engine_stats("tiny", "a", EngineStats(images=images))
+    seen = {name: value for (name, _), value in values(metrics).items() if "image" in name or "mm_cache" in name}
+    assert seen == {
+        "vllm:mm_cache_queries_total": 5,
+        "vllm:mm_cache_hits_total": 3,
+        "rayinfer_image_encodings_total": 2,
+        "rayinfer_image_encode_seconds_total": 0.5,
+        "rayinfer_image_requests_waiting": 1,
+    }
 
 
 def test_totals_of_engines_have_a_series_each():

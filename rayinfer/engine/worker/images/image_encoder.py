@@ -3,18 +3,23 @@
 import logging
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from dataclasses import replace
 from weakref import WeakValueDictionary
 
 import torch
 
 from rayinfer.engine.plan.step_plan import Float32Matrix
+from rayinfer.engine.worker.images.encoding_queue import Encoding, EncodingQueue
 from rayinfer.errors import BadImage
-from rayinfer.images.decoding import ImageDecoder, Pixels
+from rayinfer.images.decoding import ImageDecoder
 from rayinfer.images.shapes import PatchedShape, PatchGrid, TiledShape
 from rayinfer.models.vision.image_model import ImageModel
+from rayinfer.outputs import ImageEncodingStats
 from rayinfer.predictions import ImageInput
 
 _logger = logging.getLogger(__name__)
@@ -27,18 +32,19 @@ NICENESS = 5  # of the thread that encodes, below the engine's
 class EncodedImage:
     """Embeddings of an image, which are found by its digest as long as this is referred to."""
 
-    __slots__ = ("__weakref__", "embeddings", "grid")
+    __slots__ = ("__weakref__", "embeddings", "grid", "was_used")
 
     def __init__(self, embeddings: Float32Matrix, grid: PatchGrid | None = None) -> None:
         self.embeddings = embeddings  # [num_tokens, hidden_size]
         self.grid = grid  # where the embeddings' tokens have positions by row and column
+        self.was_used = False  # by a request: every further one is a hit of the cache
 
 
 class ImageEncoder:
     """Embeddings of images by digest: the latest ones, and those in use, are not computed again.
 
-    Images are decoded in processes of their own, several at once, and encoded one after the other by a thread of low
-    priority; steps go on meanwhile. May be used from any thread.
+    Images are decoded in processes of their own, a few at once, and encoded one after the other by a thread of low
+    priority; steps go on meanwhile, whatever waits. May be used from any thread.
     """
 
     def __init__(
@@ -52,40 +58,52 @@ class ImageEncoder:
         self._load = load
         self._model: ImageModel | None = load()
         self.image_token_id = self._model.image_token_id
-        self.num_encoded = 0  # images, since the start
         self._decoder = ImageDecoder(shape, timeout_s=DECODING_TIMEOUT_S) if decoder is None else decoder
         self._cache_bytes = cache_bytes
         self._num_cached_bytes = 0
         self._latest: OrderedDict[bytes, EncodedImage] = OrderedDict()
         self._known: WeakValueDictionary[bytes, EncodedImage] = WeakValueDictionary()
         self._lock = threading.Lock()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="image-encoder", initializer=_lower_priority)
+        self._stats = ImageEncodingStats()
+        self._queue = EncodingQueue(self._decoder, self._missing)
+        threading.Thread(target=self._run, name="image-encoder", daemon=True).start()
 
     def start(self, images: Sequence[ImageInput]) -> "Future[list[EncodedImage]] | None":
-        """Begin to encode images; None if nothing is to be computed. The future may have BadImage.
+        """Begin to encode images; None if nothing is to be computed. The future may have BadImage, and be cancelled.
 
-        While the future is referred to, `encode` finds the images without computing.
+        While the future is referred to, `encode` finds the images without computing. Once it is cancelled, no further
+        image is begun for it; what has begun is kept as any other.
         """
-        if self._found(images) is not None:
-            return None
-        decoding = {image.digest: self._decoder.submit(image.content) for image in self._missing(images)}
-        return self._thread.submit(self._encode, images, decoding)
+        return None if self._found(images) is not None else self._queue.add(images)
 
     def encode(self, images: Sequence[ImageInput]) -> list[EncodedImage]:
-        """Return the images' embeddings, computing those that are not known; raises BadImage."""
-        found = self._found(images)
-        if found is not None:
-            return found
-        started = self.start(images)
-        return self.encode(images) if started is None else started.result()
+        """Return the embeddings of a request's images, computing those that are not known; raises BadImage."""
+        while (found := self._found(images)) is None:
+            started = self.start(images)
+            if started is not None:
+                found = started.result()
+                break
+        with self._lock:
+            self._stats.queries_total += len(found)
+            for each in found:
+                self._stats.cache_hits_total += each.was_used
+                each.was_used = True
+        return found
+
+    @property
+    def stats(self) -> ImageEncodingStats:
+        """Counters and gauges as they are now."""
+        with self._lock:
+            return replace(self._stats, num_waiting=len(self._queue))
 
     def release(self) -> None:
         """Free the weights and forget all embeddings; the next image loads the weights again."""
-        self._thread.submit(self._release).result()
+        with suppress(CancelledError):  # of an encoder that is closed
+            self._queue.call(self._release).result()
 
     def close(self) -> None:
         """Drop what waits to be encoded, and end the processes."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._queue.close()
         self._decoder.close()
 
     def _found(self, images: Sequence[ImageInput]) -> list[EncodedImage] | None:
@@ -105,24 +123,40 @@ class ImageEncoder:
 
     # In the encoder's thread
 
-    def _encode(self, images: Sequence[ImageInput], decoding: "dict[bytes, Future[Pixels]]") -> list[EncodedImage]:
-        return [self._encoded(image, decoding) for image in images]
+    def _run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        while (encoding := self._queue.take()) is not None:
+            self._encode_all(encoding)
 
-    def _encoded(self, image: ImageInput, decoding: "dict[bytes, Future[Pixels]]") -> EncodedImage:
+    def _encode_all(self, encoding: Encoding) -> None:
+        found: list[EncodedImage] = []
+        try:
+            for image in encoding.images:
+                if encoding.done.cancelled():
+                    return
+                found.append(self._encoded(image))
+        except Exception as error:  # also of weights that cannot be read again: the engine ends with it
+            encoding.fail(error)
+        else:
+            encoding.finish(found)
+
+    def _encoded(self, image: ImageInput) -> EncodedImage:
         with self._lock:
             known = self._known.get(image.digest)
         if known is not None:
             return known
-        started = decoding.get(image.digest) or self._decoder.submit(image.content)
-        pixels = torch.tensor(started.result())
+        pixels = torch.from_numpy(self._queue.start_image(image).result())
         if self._model is None:
             self._model = self._load()
+        begun = time.monotonic()
         try:
             encoded = EncodedImage(self._model.encode(pixels).numpy(), self._model.grid(pixels))
         except RuntimeError as error:  # of torch, such as for want of memory
             _logger.exception("an image of %d bytes could not be encoded", len(image.content))
             raise BadImage(f"the image could not be encoded: {type(error).__name__}", "image") from error
-        self.num_encoded += 1
+        with self._lock:
+            self._stats.encodings_total += 1
+            self._stats.encode_seconds_total += time.monotonic() - begun
         self._keep(image.digest, encoded)
         return encoded
 
@@ -143,7 +177,3 @@ class ImageEncoder:
             self._latest.clear()
             self._known.clear()
             self._num_cached_bytes = 0
-
-
-def _lower_priority() -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -37,3 +37,13 @@ def test_a_cancelled_one_is_an_error():
 def test_a_single_one_is_itself():
     only = Future()
     assert joined([only]) is only
+
+
+def test_a_cancelled_whole_cancels_what_has_not_begun():
+    begun, waiting = Future(), Future()
+    begun.set_running_or_notify_cancel()
+    whole = joined([begun, waiting])
+    assert whole.cancel()
+    assert waiting.cancelled()
+    begun.set_result("a")  # for nobody
+    assert whole.cancelled()

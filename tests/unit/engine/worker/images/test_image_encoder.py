@@ -59,7 +59,7 @@ def test_images_are_encoded_in_their_order_and_once(encoder, model):
     assert first[0] is first[2]
     assert not np.array_equal(first[0].embeddings, first[1].embeddings)
     assert encoder.encode([other, one]) == [first[1], first[0]]
-    assert model.num_calls == encoder.num_encoded == 2
+    assert model.num_calls == encoder.stats.encodings_total == 2
 
 
 def test_what_is_started_is_found_without_computing(encoder, model):
