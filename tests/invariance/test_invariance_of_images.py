@@ -1,7 +1,8 @@
 """Sixteen requests, half of them with images, in every way that requests may come and run: as each got it alone."""
 
+import itertools
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,13 @@ def check_close(outputs: list[RequestOutput], alone: list[RequestOutput]) -> Non
             assert all(abs(place[token_id].logprob - other[token_id].logprob) < 1e-4 for token_id in place)
 
 
-def run_shuffled(llm: LLM, requests: Prompts, seed: int) -> list[RequestOutput]:
-    """Give an LLM the requests in another order, up to three before each step."""
+def run_shuffled(
+    llm: LLM, requests: Prompts, seed: int, after_step: Callable[[], Iterable[RequestOutput]] = lambda: ()
+) -> list[RequestOutput]:
+    """Give an LLM the requests in another order, up to three before each step.
+
+    `after_step` returns the outputs of steps of its own.
+    """
     chance = random.Random(seed)
     waiting = chance.sample(range(len(requests)), len(requests))
     ended: dict[str, RequestOutput] = {}
@@ -82,7 +88,7 @@ def run_shuffled(llm: LLM, requests: Prompts, seed: int) -> list[RequestOutput]:
         for _ in range(min(len(waiting), chance.randint(0, 3))):
             number = waiting.pop()
             llm.add_request(*requests[number], request_id=str(number))
-        ended |= {output.request_id: output for output in llm.step() if output.finished}
+        ended |= {output.request_id: output for output in [*llm.step(), *after_step()] if output.finished}
     return [ended[str(number)] for number in range(len(requests))]
 
 
@@ -106,6 +112,27 @@ def test_answers_to_images_are_the_same_in_every_way(way, folder, requests, alon
         check_same(run_shuffled(llm, requests, seed=3), alone)
         assert llm.stats.kv_blocks_used == 0
         assert llm.stats.num_preemptions_total > 0 or WAYS[way]["num_kv_blocks"] > 100
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_answers_to_images_are_the_same_when_the_engine_sleeps_in_between(level, folder, requests, alone):
+    steps = itertools.count(1)
+    with LLM(str(folder), **SETTINGS, **TIGHT | {"kv_offload_bytes": 1 << 20}) as llm:
+
+        def rest() -> Iterable[RequestOutput]:
+            if next(steps) % 9:
+                return ()
+            llm.sleep(level)
+            outputs = llm.step()
+            llm.wake()
+            return outputs
+
+        check_same(run_shuffled(llm, requests, seed=4, after_step=rest), alone)
+        assert llm.stats.kv_blocks_used == 0
+        stats = llm.stats.images
+        assert (stats.queries_total, stats.queries_total - stats.cache_hits_total) == (10, stats.encodings_total)
+        assert stats.encodings_total < 10 or level == 2
 
 
 @pytest.mark.parametrize("way", marked(RANKS))
