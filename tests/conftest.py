@@ -41,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fault-results", metavar="FOLDER", help="write the table of faults here, as Markdown and JSON")
     models = ("tiny", "embedded")
     parser.addoption("--fault-model", choices=models, default="tiny", help="what the services serve that are broken")
+    parser.addoption("--image-kills", type=int, default=50, help="engines to kill under streams with images")
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Clients of a service under faults, which count their requests and outcomes themselves."""
 
 import asyncio
+import base64
 import itertools
 import json
 import threading
@@ -33,6 +34,17 @@ def request_body(number: int, *, max_tokens: int = 64, is_mixed: bool = True, **
     kind = KINDS[number % len(KINDS)] if is_mixed else KINDS[0]
     prompt = f"Story {number}: once upon a time"
     return {"model": SERVED_NAME, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, **kind, **fields}
+
+
+def image_body(number: int, image: bytes, *, max_tokens: int = 64, **fields: Any) -> dict[str, Any]:
+    """Return the request of a number about an image, as a conversation."""
+    kind = KINDS[number % len(KINDS)]
+    if "logprobs" in kind:
+        kind = kind | {"logprobs": True, "top_logprobs": kind["logprobs"]}
+    url = "data:image/png;base64," + base64.b64encode(image).decode()
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": f"Story {number}:"}]
+    messages = [{"role": "user", "content": content}]
+    return {"model": SERVED_NAME, "messages": messages, "max_tokens": max_tokens, "ignore_eos": True, **kind, **fields}
 
 
 @dataclass
@@ -100,8 +112,12 @@ async def ask(http: httpx.AsyncClient, answer: Answer, *, within_s: float = ANSW
     return answer
 
 
+def _path(body: dict[str, Any]) -> str:
+    return "/v1/chat/completions" if "messages" in body else "/v1/completions"
+
+
 async def _read_whole(http: httpx.AsyncClient, answer: Answer) -> None:
-    response = await http.post("/v1/completions", json=answer.body)
+    response = await http.post(_path(answer.body), json=answer.body)
     _note_head(answer, response)
     if response.status_code == 200:
         note_event(answer, response.json())
@@ -112,7 +128,7 @@ async def _read_whole(http: httpx.AsyncClient, answer: Answer) -> None:
 
 async def _read_stream(http: httpx.AsyncClient, answer: Answer) -> None:
     body = answer.body | {"stream_options": {"include_usage": True}}
-    async with http.stream("POST", "/v1/completions", json=body) as response:
+    async with http.stream("POST", _path(body), json=body) as response:
         _note_head(answer, response)
         if response.status_code != 200:
             answer.error = (await response.aread()).decode()
@@ -143,7 +159,9 @@ def note_event(answer: Answer, event: dict[str, Any]) -> None:
         return
     for choice in event["choices"]:
         text, reason = answer.choices.get(choice["index"], ("", None))
-        answer.choices[choice["index"]] = (text + choice["text"], choice["finish_reason"] or reason)
+        message = choice.get("delta") or choice.get("message") or {}  # of a conversation
+        piece = choice.get("text") or message.get("content") or ""
+        answer.choices[choice["index"]] = (text + piece, choice["finish_reason"] or reason)
     if event.get("usage"):
         answer.usage = event["usage"]["completion_tokens"]
 
