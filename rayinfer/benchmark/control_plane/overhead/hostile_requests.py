@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from rayinfer.benchmark.control_plane.overhead.hostile_grammars import hostile_forms
+from rayinfer.benchmark.control_plane.overhead.hostile_images import CHAT, hostile_images, image_bodies, large_images
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+COMPLETIONS = "/v1/completions"
 MAX_BODY_BYTES = 4 * 2**20  # a service's default limit, as are the next three
 MAX_VALUES = 2**18
 MAX_PIECES = 2**15
@@ -139,6 +140,19 @@ def _short_answers(model: str) -> Iterator[HostileRequest]:
         yield _post(COMPLETIONS, json.dumps(body).encode(), per_s=GRAMMARS_PER_S)
 
 
+def _images(model: str) -> Iterator[HostileRequest]:
+    """Make what a service has to refuse, by each path; it needs a model that reads images, else all is refused."""
+    for urls in hostile_images().values():
+        for path, body in image_bodies(model, urls).items():
+            yield _post(path, body)
+
+
+def _large_images(model: str) -> Iterator[HostileRequest]:
+    """Make images that are decoded and encoded; all are different."""
+    for url in large_images():
+        yield _post(CHAT, image_bodies(model, [url])[CHAT])
+
+
 def _wrong_types(model: str) -> Iterator[HostileRequest]:
     yield _chat(model, [1] * (MAX_VALUES - 10))
     yield _chat(model, [{"role": "user", "content": 1}] * MAX_MESSAGES)
@@ -195,6 +209,8 @@ _KINDS: Mapping[str, Callable[[str], Iterator[HostileRequest]]] = {
             _wrong_types,
         ),
         *(
+            _images,
+            _large_images,
             _grammars,
             _short_answers,
             _over_the_limits,

@@ -3,13 +3,16 @@
 import asyncio
 import base64
 import contextlib
+import re
 import struct
+import time
 import zlib
 
 import httpx
 import pytest
 
 from rayinfer import LLM, SamplingParams
+from rayinfer.benchmark.control_plane.overhead.hostile_images import hostile_images, image_bodies
 from rayinfer.config import engine_config
 from rayinfer.engine.build import build_engine
 from rayinfer.engine.loop.async_engine import AsyncEngine
@@ -144,6 +147,51 @@ async def test_hostile_images_get_400_beside_a_request_that_goes_on(folder):
         assert answer.status_code == 400
         assert (await good).status_code == 200
         await until(lambda: router.status().engines["engine-0"].num_running == 0)
+
+
+MESSAGES_OF_HOSTILE = {
+    "a bomb of 100 gigapixels": "8192 pixels a side",
+    "a bomb within the sides": "25000000 in all",
+    "a truncated PNG": "the image is broken",
+    "ten thousand tiny images": "got 10000|more than 32768",
+    "a loopback URL": "not fetched from URLs",
+    "an SVG": "JPEG, PNG or WebP|media_type",
+    "a GIF of many frames": "JPEG, PNG or WebP",
+    "wrong base64": "not valid base64",
+}
+FAST_S = 5.0  # on a busy machine; the truncated one starts a process
+
+
+async def test_each_protocol_refuses_each_hostile_image_and_says_why(folder):
+    images = hostile_images()
+    assert images.keys() == MESSAGES_OF_HOSTILE.keys()
+    async with serving(folder) as (client, _, engines):
+        warm = await client.post(CHAT, json=chat_body(data_url(encoded(IMAGE))))  # its processes decode
+        assert warm.status_code == 200
+        for name, urls in images.items():
+            for path, body in image_bodies("vision", urls).items():
+                begun = time.monotonic()
+                answer = await client.post(path, content=body, headers={"content-type": "application/json"})
+                assert time.monotonic() - begun < FAST_S, (name, path)
+                assert (name, path, answer.status_code) == (name, path, 400), answer.text[:500]
+                error = answer.json()["error"]
+                assert re.search(MESSAGES_OF_HOSTILE[name], error["message"]), (name, path, error)
+        assert engines[0].stats.images.encodings_total == 1
+
+
+async def test_an_image_that_comes_again_costs_no_encoding_by_any_path(folder):
+    url = data_url(encoded(IMAGE))
+    async with serving(folder) as (client, _, engines):
+        for _ in range(2):
+            for path, body in image_bodies("vision", [url]).items():
+                answer = await client.post(path, content=body, headers={"content-type": "application/json"})
+                assert (path, answer.status_code) == (path, 200), answer.text[:500]
+        stats = engines[0].stats.images
+        assert (stats.queries_total, stats.cache_hits_total, stats.encodings_total) == (6, 5, 1)
+        lines = (await client.get("/metrics")).text.splitlines()
+        shown = {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines if "engine-0" in line}
+        assert shown["rayinfer_image_encodings_total"] == 1
+        assert shown["vllm:mm_cache_hits_total"] == 5
 
 
 @pytest.mark.parametrize(
