@@ -7,6 +7,7 @@ from typing import Any
 from rayinfer.prediction_specs import prediction_specs
 from rayinfer.protocols import TensorSpec
 from rayinfer.servers.kserve.prediction_tensors import predictor_description
+from rayinfer.servers.kserve.prompt_images import IMAGE_INPUTS
 from rayinfer.servers.kserve.repository import VERSION, AnyModel
 from rayinfer.servers.kserve.tensors.datatypes import DATATYPES
 from rayinfer.servers.served_model import ServedModel
@@ -66,7 +67,7 @@ def model_config(model: AnyModel) -> dict[str, Any]:
     """Describe a model as Triton's configuration does; language models are decoupled, their answers may be streams."""
     is_text = _generates(model)
     inputs, outputs = _tensors(model)
-    optional = {spec.name for spec in OPTIONAL_INPUTS} if is_text else set()
+    optional = {spec.name for spec in inputs} - {TEXT_INPUT.name} if is_text else set()
     batch = 0 if isinstance(model, ServedModel) else model.max_batch_size
     return {
         "name": model.name,
@@ -81,6 +82,12 @@ def model_config(model: AnyModel) -> dict[str, Any]:
     }
 
 
+def text_inputs(model: ServedModel) -> Sequence[TensorSpec]:
+    """Return the inputs of a language model; all but the first are optional."""
+    reads_images = model.image_prompts is not None and model.takes_images
+    return (TEXT_INPUT, *OPTIONAL_INPUTS, *(IMAGE_INPUTS if reads_images else ()))
+
+
 def config_number(datatype: str) -> int:
     """Return the number of a datatype in a model's configuration; 0 for any."""
     return DATATYPES[datatype].config_number if datatype else 0
@@ -90,7 +97,7 @@ def _tensors(model: AnyModel) -> tuple[Sequence[TensorSpec], Sequence[TensorSpec
     if isinstance(model, ServedModel):
         if (description := predictor_description(model)) is not None:
             return prediction_specs(description)
-        return (TEXT_INPUT, *OPTIONAL_INPUTS), (TEXT_OUTPUT,)
+        return text_inputs(model), (TEXT_OUTPUT,)
     return model.inputs, model.outputs
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import safetensors.numpy
 
 from rayinfer.errors import InvalidParameter, NotReady, RequestFailed, TaskNotServed
-from rayinfer.images.inputs import decode_image_text
 from rayinfer.prediction_outputs import activated, check_dimensions, embedding, output_numbers, relevance
 from rayinfer.prediction_specs import IMAGE, PIXELS, TEXT, TEXT_PAIRS, prediction_specs, tensor_task
 from rayinfer.predictions import PredictionInput, PredictionOutput, PredictionTask, PredictorDescription
 from rayinfer.protocols import Tensor, TensorSpec
 from rayinfer.servers.kserve.infer_request import InferRequest, RequestedOutput
+from rayinfer.servers.kserve.prompt_images import encoded_image
 from rayinfer.servers.kserve.tensors.classification import classify
 from rayinfer.servers.kserve.tensors.datatypes import DATATYPES
 from rayinfer.servers.kserve.tensors.tensor_json import bytes_array
@@ -149,13 +149,8 @@ def _items(
     if name == PIXELS.name:
         return _pixel_items(tensor, task, description, limits)
     _check_spec(tensor, IMAGE, model)
-    images = [_encoded_image(bytes(each), f"{name}.{index}") for index, each in enumerate(tensor.data.flat)]
+    images = [encoded_image(bytes(each), f"{name}.{index}") for index, each in enumerate(tensor.data.flat)]
     return image_items(images, description, limits, name)
-
-
-def _encoded_image(element: bytes, name: str) -> bytes:
-    """Return an image's bytes; texts of JSON cannot hold them, and have their base64 or a data: URL."""
-    return decode_image_text(element.decode(), name) if element.isascii() and element else element
 
 
 def _texts(tensor: Tensor, spec: TensorSpec, model: ServedModel) -> list[str]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayinfer.errors import InvalidParameter, RequestError
+from rayinfer.images.inputs import PromptImage
 from rayinfer.protocols import Tensor
 from rayinfer.servers.generation.prompt_tokens import PromptLimit, tokenize_prompts
 from rayinfer.servers.generation.service import PreparedGeneration
@@ -18,12 +19,13 @@ from rayinfer.servers.kserve.infer_request import (
 )
 from rayinfer.servers.kserve.model_descriptions import (
     EXCLUDE_INPUT,
-    OPTIONAL_INPUTS,
     SAMPLING_PARAMETERS,
     STREAM,
     TEXT_INPUT,
     TEXT_OUTPUT,
+    text_inputs,
 )
+from rayinfer.servers.kserve.prompt_images import read_prompt_images
 from rayinfer.servers.openai.request_body import check_schema
 from rayinfer.servers.openai.sampling_settings import check_num_logprobs, completion_params
 from rayinfer.servers.openai.schemas import CompletionBody
@@ -81,8 +83,7 @@ def read_generate_body(
 
 def read_text_tensors(model: ServedModel, limits: RequestLimits, request: InferRequest) -> TextRequest:
     """Check an inference request to a language model; raises RequestError."""
-    known = (TEXT_INPUT, *OPTIONAL_INPUTS)
-    specs = {spec.name: spec for spec in known}
+    specs = {spec.name: spec for spec in text_inputs(model)}
     for name, tensor in request.inputs.items():
         if name not in specs:
             raise InvalidParameter(
@@ -103,13 +104,19 @@ def read_text_tensors(model: ServedModel, limits: RequestLimits, request: InferR
     if EXCLUDE_INPUT.name in request.inputs:
         parameters[EXCLUDE_INPUT.name] = bool(_single(request.inputs[EXCLUDE_INPUT.name]))
     settings = InferSettings(priority=request.settings.priority, timeout_s=request.settings.timeout_s, model=parameters)
-    return text_request(model, limits, _texts(request.inputs[TEXT_INPUT.name], limits), settings, request.id)
+    texts, images = _texts(request.inputs[TEXT_INPUT.name], limits), read_prompt_images(request.inputs, limits)
+    return text_request(model, limits, texts, settings, request.id, images)
 
 
 def text_request(
-    model: ServedModel, limits: RequestLimits, texts: Sequence[str], settings: InferSettings, request_id: str
+    model: ServedModel,
+    limits: RequestLimits,
+    texts: Sequence[str],
+    settings: InferSettings,
+    request_id: str,
+    images: Sequence[PromptImage] = (),
 ) -> TextRequest:
-    """Check parameters and tokenize texts; raises RequestError."""
+    """Check parameters and tokenize texts; raises RequestError. With images there is one text, with their markers."""
     parameters = dict(settings.model)
     details = _flag(parameters, "details", default=False)
     repeats_input = not _flag(parameters, EXCLUDE_INPUT.name, default=True)
@@ -123,7 +130,7 @@ def text_request(
     params = completion_params(body, description, limits)
     params = params.with_tokenized_bad_words(bad_word_tokenizer(model.tokenizer))
     prompts = tokenize_prompts(
-        texts,
+        _with_images(model, texts, images) if images else texts,
         model.tokenizer,
         description.vocab_size,
         PromptLimit.of(description, TEXT_INPUT.name),
@@ -138,6 +145,7 @@ def text_request(
         priority=settings.priority,
         cache_salt=body.cache_salt or "",
         timeout_s=settings.timeout_s,
+        images=tuple(each.image for each in images),
     )
     return TextRequest(
         id=request_id, texts=texts, generation=generation, details=details, repeats_input=repeats_input, streams=streams
@@ -177,6 +185,14 @@ def _texts(tensor: Tensor, limits: RequestLimits) -> list[str]:
         return [bytes(element).decode() for element in tensor.data.flat]
     except UnicodeDecodeError:
         raise InvalidParameter("text_input must be UTF-8", "text_input") from None
+
+
+def _with_images(model: ServedModel, texts: Sequence[str], images: Sequence[PromptImage]) -> list[str]:
+    """Write the tokens of images in place of their markers."""
+    if len(texts) != 1:
+        raise InvalidParameter(f"text_input must hold one text beside images, got {len(texts)}", TEXT_INPUT.name)
+    assert model.image_prompts is not None, "checked with the inputs"
+    return [model.image_prompts.expand(texts[0], [each.size for each in images], TEXT_INPUT.name)]
 
 
 def _single(tensor: Tensor) -> Any:
