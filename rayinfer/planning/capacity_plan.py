@@ -29,8 +29,9 @@ class Objectives:
     rate: float
     ttft_s: float
     itl_s: float
-    prompt_len: int
+    prompt_len: int  # tokens of images included
     output_len: int
+    num_images: int = 0  # of a prompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,11 +68,25 @@ class CapacityPlan:
             ("device", devices, hardware.basis),
             ("memory", f"{hardware.memory_bytes / GIB:.1f} GiB", "free now" if hardware.is_cpu else "data sheet"),
             ("weights", f"{model.weight_bytes / GIB:.2f} GiB", "counted"),
+            *self._image_memory(),
             ("KV cache, a token", f"{model.kv_bytes_per_token / 1024:.1f} KiB", "counted"),
             ("KV cache, tokens that fit", f"{self.kv_tokens:,}", "counted, with the engine's default pool"),
             ("requests at once", f"{self.max_num_seqs:,}", "counted, of these lengths"),
         ]
         return Table("Memory of an engine", HEADS, rows)
+
+    def _image_memory(self) -> list[tuple[str, str, str]]:
+        images = self.model.images
+        if images is None:
+            return []
+        basis = "counted, with its processor's defaults" if images.assumes_processor else "counted"
+        size = f"{images.width} x {images.height} pixels"
+        return [
+            ("weights of the vision encoder", f"{images.weight_bytes / GIB:.2f} GiB", "counted, not quantized"),
+            ("its largest image", f"{images.activation_bytes / GIB:.2f} GiB", f"{basis}: pixels and a layer's tensors"),
+            (f"tokens of an image, {size}", f"{images.tokens_per_image:,}", basis),
+            ("tokens of images, a request", f"{self.objectives.num_images * images.tokens_per_image:,}", "given"),
+        ]
 
     def _times(self) -> Table:
         basis = f"estimated: roofline, shares {self.times.efficiency.source}"
@@ -79,6 +94,7 @@ class CapacityPlan:
         rows = [
             ("read", f"{self.hardware.read_bytes_per_s / 1e9:,.0f} GB/s", self.hardware.basis),
             ("products", f"{self.hardware.operations_per_s / 1e12:,.2f} TFLOP/s", self.hardware.basis),
+            *(self._encoding(basis)),
             (f"prefill of {prompt:,} tokens", _ms(self.prefill_s), basis),
             ("decoding step, 1 request", _ms(self.decode_step_s), basis),
             (f"decoding step, {self.max_num_seqs:,} requests", _ms(self.full_step_s), basis),
@@ -89,6 +105,13 @@ class CapacityPlan:
             ),
         ]
         return Table("Times of an engine", HEADS, rows)
+
+    def _encoding(self, basis: str) -> list[tuple[str, str, str]]:
+        images, times = self.model.images, self.times
+        if images is None:
+            return []
+        seconds = images.operations_per_image / self.hardware.operations_per_s / times.efficiency.prefill
+        return [("encoding of an image", _ms(seconds), f"{basis}; beside steps, not in TTFT")]
 
     def _engines(self) -> Table:
         wanted = self.objectives
@@ -181,6 +204,8 @@ def _check(model: ModelFootprint, hardware: Hardware, objectives: Objectives, qu
 
 def _kv_tokens(model: ModelFootprint, hardware: Hardware, memory_fraction: float | None) -> int:
     free = hardware.memory_bytes - model.weight_bytes
+    if model.images is not None:
+        free -= model.images.weight_bytes + model.images.activation_bytes
     if memory_fraction is None:
         return int(min(CPU_POOL_BYTES, free) / model.kv_bytes_per_token)
     return int((free - STEP_BYTES * hardware.num_devices) * memory_fraction / model.kv_bytes_per_token)

@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -10,6 +10,7 @@ import torch
 
 from rayinfer.benchmark.gpu.model_shapes import SHAPES, write_shape
 from rayinfer.errors import ConfigError
+from rayinfer.images.headers import ImageSize
 from rayinfer.layers.embedding import PositionEmbedding, TokenEmbedding
 from rayinfer.layers.expert_linear import ExpertLinear
 from rayinfer.models.checkpoints.hub import fetch_config, is_repo_id
@@ -18,6 +19,7 @@ from rayinfer.models.config_fields import count
 from rayinfer.models.loader import empty_decoder
 from rayinfer.models.model_config import ModelConfig, read_model_config
 from rayinfer.models.predictor_kind import predictor_kind
+from rayinfer.planning.image_footprint import DEFAULT_SIZE, ImageFootprint, image_footprint
 
 # Bytes of a weight: scales included, one float32 for each output of eight bits, two bytes for 32 weights of four.
 LAYER_BYTES: Mapping[str, float] = MappingProxyType({"int8": 1.01, "int8-dynamic": 1.01, "fp8": 1.01, "int4": 0.5625})
@@ -45,6 +47,7 @@ class ModelFootprint:
     weight_bytes: float
     active_weight_bytes: float  # that one decoding step of one request reads
     kv_bytes_per_token: float
+    images: ImageFootprint | None = None  # the vision half, which is not in the other figures; None without one
 
     @property
     def operations_per_token(self) -> float:
@@ -62,16 +65,25 @@ class ModelFootprint:
 
 
 def footprint_of(
-    model: str, *, dtype: str = "auto", quantization: str | None = None, kv_cache_dtype: str = "auto"
+    model: str,
+    *,
+    dtype: str = "auto",
+    quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
+    image_size: ImageSize = DEFAULT_SIZE,
 ) -> ModelFootprint:
     """Count a model by its config.json; raises ModelNotFound, ModelLoadError and ConfigError.
 
-    `model` is whatever `rayinfer serve` takes, a config.json, or the name of a known shape.
+    `model` is whatever `rayinfer serve` takes, a config.json, or the name of a known shape. Images have `image_size`.
     """
     if model in SHAPES:
         with tempfile.TemporaryDirectory() as folder:
             return _count(write_shape(SHAPES[model], Path(folder)), model, dtype, quantization, kv_cache_dtype)
-    return _count(_config_folder(model), model, dtype, quantization, kv_cache_dtype)
+    found = _config_folder(model)
+    counted = _count(found, model, dtype, quantization, kv_cache_dtype)
+    config = read_model_config(found)
+    floats = FLOAT_BYTES[config.dtype if dtype == "auto" else dtype]
+    return replace(counted, images=image_footprint(found, config.hidden_size, floats, image_size))
 
 
 def _config_folder(model: str) -> Path:

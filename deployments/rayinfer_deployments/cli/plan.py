@@ -11,8 +11,10 @@ from rayinfer.config import DEFAULT_MODEL
 from rayinfer_deployments.cli.failures import in_one_line
 
 if TYPE_CHECKING:
+    from rayinfer.images.headers import ImageSize
     from rayinfer.planning.capacity_plan import CapacityPlan
     from rayinfer.planning.comparison import ComparedTime
+    from rayinfer.planning.model_footprint import ModelFootprint
 
 LIMITS = "A card that is not known"
 MOST = 1e12  # of any rate or limit
@@ -41,6 +43,8 @@ def plan(
     itl: Annotated[float, typer.Option(min=0.0001, max=MOST, help="mean seconds between two tokens")] = 0.05,
     input_len: Annotated[int, typer.Option(min=1, help="tokens of a prompt")] = 512,
     output_len: Annotated[int, typer.Option(min=2, help="tokens of an answer")] = 128,
+    images: Annotated[int, typer.Option(min=0, help="images of a prompt, whose tokens come to --input-len")] = 0,
+    image_size: Annotated[str, typer.Option(help="their pixels, WIDTHxHEIGHT")] = "1024x1024",
     quantization: Annotated[str | None, typer.Option(help="int8, int8-dynamic or int4 on a CPU, fp8 on a GPU")] = None,
     kv_cache_dtype: Annotated[str, typer.Option(help="auto, int8 on a CPU, fp8 on a GPU")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16 or float16")] = "auto",
@@ -67,10 +71,15 @@ def plan(
     _check_names(quantization, kv_cache_dtype, dtype)
     cards = (None if tensor_parallel_size == 1 else tensor_parallel_size, memory_gb, bandwidth_gb_s, tflops)
     _check_devices(gpu == CPU, cards, threads)
-    footprint = footprint_of(model, dtype=dtype, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
+    size = _size(image_size)
+    footprint = footprint_of(
+        model, dtype=dtype, quantization=quantization, kv_cache_dtype=kv_cache_dtype, image_size=size
+    )
+    image_tokens = _image_tokens(footprint, images)
     card = None if gpu == CPU else find_card(gpu, memory_gb, bandwidth_gb_s, tflops)
     hardware = measure_cpu(threads) if card is None else card.times(tensor_parallel_size)
-    objectives = Objectives(rate=rate, ttft_s=ttft, itl_s=itl, prompt_len=input_len, output_len=output_len)
+    lengths = {"prompt_len": input_len + image_tokens, "output_len": output_len, "num_images": images}
+    objectives = Objectives(rate=rate, ttft_s=ttft, itl_s=itl, **lengths)
     made = make_plan(footprint, hardware, objectives, quantization=quantization)
     times = []
     if compare:
@@ -85,6 +94,26 @@ def plan(
         typer.echo(json.dumps(made.as_json() | {"compared": compared}, indent=2))
     else:
         _echo_tables(made, times)
+
+
+def _size(text: str) -> "ImageSize":
+    from rayinfer.errors import ConfigError
+    from rayinfer.images.headers import ImageSize
+
+    width, times, height = text.lower().partition("x")
+    if not (times and width.isdecimal() and height.isdecimal() and int(width) and int(height)):
+        raise ConfigError(f"image_size must be WIDTHxHEIGHT in pixels, such as 1024x768, got {text!r:.40}")
+    return ImageSize(int(width), int(height))
+
+
+def _image_tokens(footprint: "ModelFootprint", images: int) -> int:
+    from rayinfer.errors import ConfigError
+
+    if not images:
+        return 0
+    if footprint.images is None:
+        raise ConfigError(f"{footprint.name} reads no images: leave out --images {images}")
+    return images * footprint.images.tokens_per_image
 
 
 def _check_devices(is_cpu: bool, cards: Sequence[float | None], threads: int | None) -> None:

@@ -113,7 +113,7 @@ def load_image_model(
     folder: Path, prompts: ImagePrompts, text_hidden_size: int, dtype: torch.dtype, device: torch.device
 ) -> ImageModel:
     """Build a checkpoint's vision half and fill it; raises ModelLoadError."""
-    model = _empty(folder, prompts, text_hidden_size)
+    model = empty_image_model(folder, prompts, text_hidden_size)
     fill_model(model, folder, dtype, device)
     model.prepare()
     return model.eval()
@@ -123,14 +123,15 @@ def random_image_model(
     folder: Path, prompts: ImagePrompts, text_hidden_size: int, dtype: torch.dtype, device: torch.device
 ) -> ImageModel:
     """Build the vision half of a config.json and fill it with random numbers."""
-    model = _empty(folder, prompts, text_hidden_size)
+    model = empty_image_model(folder, prompts, text_hidden_size)
     model.to(dtype).to_empty(device=device)
     fill_randomly(model, device)
     model.prepare()
     return model.eval()
 
 
-def _empty(folder: Path, prompts: ImagePrompts, text_hidden_size: int) -> ImageModel:
+def empty_image_model(folder: Path, prompts: ImagePrompts, text_hidden_size: int) -> ImageModel:
+    """Build the vision half of a config.json on the meta device, where it has no weights."""
     if isinstance(prompts, PatchedPrompts):
         qwen_config = read_qwen_vision_config(folder, text_hidden_size)
         with torch.device("meta"):

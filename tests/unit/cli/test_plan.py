@@ -4,6 +4,7 @@ from typer.testing import CliRunner
 
 from rayinfer_deployments.cli import build_application
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
+from support.tiny_models.tiny_vision import make_tiny_vision_model
 
 RUNNER = CliRunner()
 LOAD = ["--rate", "20", "--input-len", "64", "--output-len", "32"]
@@ -52,6 +53,19 @@ def test_plan_takes_this_machine_where_no_card_is_named(tmp_path, kernel_folder,
     assert done.exit_code == 0, done.output
     assert "| cpu (1 threads," in done.output
     assert "1 requests/s of 64 + 32 tokens" in done.output
+
+
+def test_plan_counts_images_of_prompts(tmp_path):
+    card = ["--gpu", "X9", "--memory-gb", "4", "--bandwidth-gb-s", "600", "--tflops", "80"]
+    lengths = ["--input-len", "100", "--output-len", "32", "--images", "2", "--image-size", "60x40"]
+    folder = str(make_tiny_vision_model(tmp_path))
+    found = json.loads(run(folder, *card, *lengths, "--json").output)
+    assert found["objectives"]["prompt_len"] == 100 + 2 * 7 * 9  # of seven tiles each
+    assert "tokens of an image, 60 x 40 pixels" in run(folder, *card, *lengths).output
+    wrong = run(folder, *card, *lengths[:-1], "big")
+    assert (wrong.exit_code, "WIDTHxHEIGHT" in wrong.output) == (1, True)
+    texts = run("Qwen3-0.6B", "--gpu", "H100", "--images", "2")
+    assert (texts.exit_code, "Qwen3-0.6B reads no images" in texts.output) == (1, True)
 
 
 def test_plan_refuses_two_models():
