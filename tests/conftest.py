@@ -37,11 +37,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a run of `tests/faults` keep its table, and choose its model."""
+    """Let a run of `tests/faults` keep its table, and choose its model and its longest load."""
     parser.addoption("--fault-results", metavar="FOLDER", help="write the table of faults here, as Markdown and JSON")
     models = ("tiny", "embedded")
     parser.addoption("--fault-model", choices=models, default="tiny", help="what the services serve that are broken")
     parser.addoption("--image-kills", type=int, default=50, help="engines to kill under streams with images")
+    parser.addoption("--adapter-seconds", type=float, default=600.0, help="how long adapters are loaded, with kills")
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 import random
 import threading
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +9,7 @@ import pytest
 
 from support.faults.fault_load import ask_all, record_answers, request_body
 from support.faults.fault_report import FaultRow
-from support.faults.fault_runs import judge, under_load, wait_until_whole
+from support.faults.fault_runs import judge, kill_again_and_again, under_load, wait_until_whole
 from support.faults.faulty_service import FaultyService, kill
 from support.services.polling import wait_until
 
@@ -128,17 +127,3 @@ def test_twenty_kills_in_bfloat16(host, model, report, deterministic):
         row.exact, row.wrong = row.exact + row.wrong, 0
     judge(report, row, service)
     service.delete()
-
-
-def kill_again_and_again(service, expected, row, draw_pause_s, *, num_kills, within_s=3600.0, **load) -> int:
-    """Kill an engine after each pause, once another is there; a stream that loses three in a row fails."""
-    done, until = 0, time.monotonic() + within_s
-    with under_load(service, expected, row, **load):
-        while done < num_kills and time.monotonic() < until:
-            time.sleep(draw_pause_s())
-            alive = service.known_engines()
-            if len(alive) > 1:
-                kill(alive[done % len(alive)])
-                done += 1
-        row.recovery_s = wait_until_whole(service)
-    return done

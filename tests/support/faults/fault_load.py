@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -185,7 +185,8 @@ def new_client(url: str) -> httpx.AsyncClient:
 class Load:
     """Streams that follow each other, side by side, and whole answers at a steady pace, until the block ends.
 
-    `expected` holds the answers to all requests, by number, as they were before anything was broken.
+    `expected` holds the answers to all requests, by number, as they were before anything was broken; they are sent in
+    the order of `numbers`, or one after the other.
     """
 
     def __init__(
@@ -196,12 +197,13 @@ class Load:
         num_streams: int,
         whole_per_s: float,
         within_s: float = ANSWER_WITHIN_S,
+        numbers: Iterator[int] | None = None,
     ) -> None:
         self.answers: list[Answer] = []  # of all requests, those in flight included
         self.struck_s: float | None = None  # when the fault came
         self._url = url
         self._expected = expected
-        self._numbers = itertools.cycle(sorted(expected))
+        self._numbers = itertools.cycle(sorted(expected)) if numbers is None else numbers
         self._num_streams = num_streams
         self._whole_per_s = whole_per_s
         self._within_s = within_s

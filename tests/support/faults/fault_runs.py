@@ -4,12 +4,12 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from support.faults.fault_load import KINDS, Answer, Load
 from support.faults.fault_report import FaultReport, FaultRow
-from support.faults.faulty_service import FaultyService, Remains
+from support.faults.faulty_service import FaultyService, Remains, kill
 from support.services.polling import wait_until
 
 AGAIN_S = 240.0  # a new engine reads its model on a busy machine
@@ -20,12 +20,12 @@ PROMPT_TOKENS = 12  # about as many as the prompts of the load have
 
 @contextlib.contextmanager
 def under_load(
-    service: FaultyService, expected: dict[int | None, Answer], row: FaultRow, **settings: float
+    service: FaultyService, expected: dict[int | None, Answer], row: FaultRow, **settings: Any
 ) -> Iterator[Load]:
     """Have a load on the service that has got going; its counts are in the row afterwards."""
     model = service.host.model
     usual = {"num_streams": model.num_streams, "whole_per_s": model.whole_per_s}
-    with Load(service.url, expected, **(usual | settings)) as load:  # type: ignore[arg-type]
+    with Load(service.url, expected, **(usual | settings)) as load:
         wait_until(lambda: load.streams_in_flight(AT_TOKEN) > 0)
         yield load
     row.count(load.verdicts())
@@ -58,6 +58,29 @@ def wait_until_whole(service: FaultyService, lost_pids: list[int] | None = None)
         return not gone & alive and len(alive) == service.num_engine_processes and service.is_complete()
 
     return wait_until(is_whole_again, AGAIN_S)
+
+
+def kill_again_and_again(
+    service: FaultyService,
+    expected: dict[int | None, Answer],
+    row: FaultRow,
+    draw_pause_s: Callable[[], float],
+    *,
+    num_kills: int,
+    within_s: float = 3600.0,
+    **load: Any,
+) -> int:
+    """Kill an engine after each pause, once another is there; a stream that loses three in a row fails."""
+    done, until = 0, time.monotonic() + within_s
+    with under_load(service, expected, row, **load):
+        while done < num_kills and time.monotonic() < until:
+            time.sleep(draw_pause_s())
+            alive = service.known_engines()
+            if len(alive) > 1:
+                kill(alive[done % len(alive)])
+                done += 1
+        row.recovery_s = wait_until_whole(service)
+    return done
 
 
 def count_leaks(service: FaultyService, row: FaultRow) -> Remains:

@@ -113,6 +113,13 @@ def break_engine_deadlines(module):
         return [] if is_on("no-deadline") else original(self, now)
 
 
+def break_adapter_slots(module):
+    @wrap(module.AdapterMemory, "fill_slot")
+    def fill_slot(original, self, decoder, slot, digest):
+        if not is_on("no-slot-check") or decoder.adapter_slots.adapters[slot] is None:
+            original(self, decoder, slot, digest)
+
+
 # Of the replica's process
 
 
@@ -251,6 +258,7 @@ def break_reconciler(module):
 
 
 PATCHES = {
+    "rayinfer.adapters.adapter_memory": break_adapter_slots,
     "rayinfer.engine.worker.in_process_executor": break_steps,
     "rayinfer.engine.loop.engine": break_engine,
     "rayinfer.engine.scheduling.admission": break_preemption,
