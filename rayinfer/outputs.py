@@ -204,6 +204,21 @@ class ImageEncodingStats:
 
 
 @dataclass(kw_only=True, slots=True)
+class AdapterStats:
+    """Counters of one engine's LoRA adapters, and the names of those that its requests have."""
+
+    max_loras: int  # that a step may have
+    running: list[str] = field(default_factory=list)  # names, of the first ones only
+    waiting: list[str] = field(default_factory=list)
+    num_resident: int = 0
+    resident_bytes: int = 0  # of their tensors
+    loads_total: int = 0  # from files
+    failed_loads_total: int = 0
+    evictions_total: int = 0
+    load_seconds_total: float = 0.0
+
+
+@dataclass(kw_only=True, slots=True)
 class EngineStats:
     """An engine's counters (`*_total` only grow) and gauges at one moment."""
 
@@ -234,6 +249,7 @@ class EngineStats:
     kv_transfer: KVTransferStats | None = None  # None without transfers
     images: ImageEncodingStats | None = None  # None for a model that reads no images
     adapters_in_memory: list[str] = field(default_factory=list)  # digests of those used last
+    adapters: AdapterStats | None = None  # None where requests may have none
 
     @property
     def kv_cache_usage(self) -> float:

@@ -13,6 +13,11 @@ def adapter_id(name: str, digest: str) -> str:
     return f"{name}@{digest}"
 
 
+def name_in(adapter_id: str) -> str:
+    """Return the name of an id."""
+    return adapter_id.rpartition("@")[0]
+
+
 def digest_in(adapter_id: str) -> str:
     """Return the digest of an id."""
     return adapter_id.rpartition("@")[2]

@@ -10,6 +10,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from rayinfer.metrics import metric_list
+from rayinfer.metrics.adapter_counts import AdapterCounts
+from rayinfer.metrics.adapter_families import adapter_request_families, engine_adapter_families
 from rayinfer.metrics.batch_counts import BatchCounts
 from rayinfer.metrics.batch_families import batch_families
 from rayinfer.metrics.definition import MetricDefinition
@@ -41,6 +43,7 @@ class MetricsSnapshot:
     is_key_file_valid: bool | None = None  # None for a service without keys
     prediction_cache: PredictionCacheCounts | None = None  # None without one
     tenants: dict[str, TenantCounts] = field(default_factory=dict)
+    adapters: dict[tuple[str, str], AdapterCounts] = field(default_factory=dict)  # by model and adapter
     batches: BatchCounts | None = None  # None without them
 
 
@@ -143,6 +146,7 @@ class Families(Collector):
         yield from self._histograms()
         yield from self._service_families()
         yield from self._canary_shares()
+        yield from adapter_request_families([(each.router, each.adapters) for each in self._snapshots])
         yield from tenant_families([(each.router, each.tenants) for each in self._snapshots])
         yield from batch_families([(each.router, each.batches) for each in self._snapshots])
         yield from prediction_cache_families([(each.router, each.prediction_cache) for each in self._snapshots])
@@ -169,6 +173,7 @@ class Families(Collector):
         yield from self._kv_store_families()
         yield from self._kv_transfer_families()
         yield from self._image_families()
+        yield from engine_adapter_families(self._engines, has_routers=self._has_routers)
 
     def _kv_store_families(self) -> Iterator[Metric]:
         """Yield what engines with a machine's block store report; none without one."""

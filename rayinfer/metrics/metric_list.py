@@ -77,6 +77,28 @@ IMAGES_WAITING = of_engine(
     "gauge", "rayinfer_image_requests_waiting", "Requests whose images wait to be encoded, or are being encoded."
 )
 
+ADAPTERS_INFO = of_engine(
+    "gauge",
+    "vllm:lora_requests_info",
+    "LoRA adapters of an engine's running and waiting requests, as lists of at most 64 names; the time of the scrape.",
+    "max_lora",
+    "waiting_lora_adapters",
+    "running_lora_adapters",
+)
+ADAPTERS_RESIDENT = of_engine("gauge", "rayinfer_adapters_resident", "LoRA adapters in an engine's memory.")
+ADAPTERS_RESIDENT_BYTES = of_engine(
+    "gauge", "rayinfer_adapters_resident_bytes", "Bytes of the tensors of LoRA adapters in an engine's memory."
+)
+ADAPTER_LOADS = of_engine(
+    "counter", "rayinfer_adapter_loads", "LoRA adapters that an engine read from files, or refused.", "outcome"
+)
+ADAPTER_EVICTIONS = of_engine(
+    "counter", "rayinfer_adapter_evictions", "LoRA adapters that made room for others in an engine's memory."
+)
+ADAPTER_LOAD_SECONDS = of_engine(
+    "counter", "rayinfer_adapter_load_seconds", "Seconds for which LoRA adapters were read and checked."
+)
+
 # Of models, by router. Those of requests that wait have the engine that they wait in, or "router".
 NUM_WAITING = of_model("gauge", "vllm:num_requests_waiting", "Requests that wait.", "engine")
 NUM_WAITING_BY_REASON = of_model(
@@ -164,6 +186,15 @@ TENANT_QUEUE_TIME = of_router(
     "rayinfer_tenant_queue_seconds",
     "Arrival to an engine's acceptance, summed over a tenant's streams.",
     "tenant",
+)
+
+# Of LoRA adapters, by router: the first 200 that a router meets, and "(other)".
+ADAPTER_REQUESTS = of_model(
+    "counter",
+    "rayinfer_adapter_requests",
+    "Streams of a LoRA adapter by the way they ended.",
+    "adapter",
+    "finished_reason",
 )
 
 # Of batches (`/v1/batches`). Each router has the owner's last answer, so those of all routers are the same number.

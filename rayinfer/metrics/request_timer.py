@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import get_args
 
+from rayinfer.metrics.adapter_counts import AdapterCounts
 from rayinfer.metrics.histogram import (
     CHOICES,
     FIRST_TOKEN_S,
@@ -59,6 +60,7 @@ class RequestTimer:
     """Timer of one choice of a request, from its arrival to its end; only the first counts what the choices share."""
 
     __slots__ = (
+        "_adapter",
         "_clock",
         "_counts",
         "_dispatched_s",
@@ -72,11 +74,17 @@ class RequestTimer:
     )
 
     def __init__(
-        self, counts: ModelCounts, tenant: TenantCounts, num_prompt_tokens: int, clock: Callable[[], float]
+        self,
+        counts: ModelCounts,
+        tenant: TenantCounts,
+        num_prompt_tokens: int,
+        clock: Callable[[], float],
+        adapter: AdapterCounts | None = None,
     ) -> None:
         self.num_tokens = 0  # generated so far
         self._counts = counts
         self._tenant = tenant
+        self._adapter = adapter
         self._num_prompt_tokens = num_prompt_tokens  # 0 for all choices but the first
         self._clock = clock
         self._started_s = clock()
@@ -131,6 +139,8 @@ class RequestTimer:
         counts, now_s = self._counts, self._clock()
         counts.finished[reason] += 1
         self._tenant.finished[reason] += 1
+        if self._adapter is not None:
+            self._adapter.finished[reason] += 1
         counts.end_to_end.observe(now_s - self._started_s)
         counts.tgi_request.observe(now_s - self._started_s)
         counts.request_generation_tokens.observe(self.num_tokens)

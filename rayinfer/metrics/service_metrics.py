@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from rayinfer.metrics.adapter_counts import counts_of_adapter
 from rayinfer.metrics.batch_counts import BatchCounts
 from rayinfer.metrics.families import Families, MetricsSnapshot
 from rayinfer.metrics.prediction_cache_counts import PredictionCacheCounts
@@ -25,10 +26,13 @@ class ServiceMetrics:
         self._clock = clock
         self._snapshot = MetricsSnapshot(router)
 
-    def request_started(self, model: str, num_prompt_tokens: int, tenant: str = "") -> RequestTimer:
+    def request_started(
+        self, model: str, num_prompt_tokens: int, tenant: str = "", adapter: str | None = None
+    ) -> RequestTimer:
         """Start the timer of a choice; of n choices that share a prompt only one counts its tokens."""
         of_tenant = counts_of_tenant(self._snapshot.tenants, tenant)
-        return RequestTimer(self._counts(model), of_tenant, num_prompt_tokens, self._clock)
+        of_adapter = None if adapter is None else counts_of_adapter(self._snapshot.adapters, model, adapter)
+        return RequestTimer(self._counts(model), of_tenant, num_prompt_tokens, self._clock, of_adapter)
 
     def request_params(self, model: str, *, n: int, max_tokens: int | None) -> None:
         """Record the settings of a request."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from rayinfer.kv_cache.adapter_id import name_in
 from rayinfer.metrics.request_timer import RequestTimer
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import FinishReason, RequestOutput
@@ -30,9 +31,12 @@ class StreamTimers:
         params = request.sampling_params
         if request.prediction is None:
             metrics.request_params(model_name, n=params.n, max_tokens=params.max_tokens)
+        adapter = None if request.adapter is None else name_in(request.adapter)
         self._running: dict[int, RequestTimer] = {
             # The choices share one prompt, so the first alone counts its tokens.
-            choice: metrics.request_started(model_name, request.num_input_tokens if choice == 0 else 0, request.tenant)
+            choice: metrics.request_started(
+                model_name, request.num_input_tokens if choice == 0 else 0, request.tenant, adapter
+            )
             for choice in range(params.n)
         }
 

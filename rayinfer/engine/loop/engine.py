@@ -39,8 +39,6 @@ from rayinfer.protocols import (
     Wake,
 )
 
-MAX_REPORTED_ADAPTERS = 256  # to routers, with every step
-
 logger = logging.getLogger(__name__)
 
 
@@ -70,7 +68,8 @@ class Engine:
         self._clock = clock
         self._recorder = recorder
         self._life = LifeCycle()
-        self._adapters = EngineAdapters(executor, max_cpu_loras, scheduler.requests) if max_cpu_loras else None
+        slots = scheduler.batch.adapters
+        self._adapters = EngineAdapters(executor, max_cpu_loras, slots) if max_cpu_loras else None
         self.stored_blocks = stored_blocks  # of the machine's store, with `kv_transfer`
         self.on_plan: Callable[[int], None] = lambda num_tokens: None  # called with the number of tokens of a step
         self.on_ready: Callable[[], None] = lambda: None  # steps wait for nothing but their own results
@@ -217,7 +216,7 @@ class Engine:
         stats.state = self._life.state
         stats.stage_idle_shares = list(self._executor.stage_idle_shares)
         if self._adapters is not None:
-            stats.adapters_in_memory = self._adapters.in_memory[-MAX_REPORTED_ADAPTERS:]
+            self._adapters.report(stats)
         stats.images = self._images.stats
         return stats
 

@@ -110,6 +110,7 @@ class Scheduler:
         assert request.request_id not in self.requests, f"{request.request_id} is known already"
         self.requests[request.request_id] = request
         self._num_background += request.is_background
+        self.batch.adapters.record_arrival(request.adapter)
         self._admission.add(request)
         self._deadlines.add(request)
         if request.trace is not None:
@@ -371,6 +372,7 @@ class Scheduler:
         del self.requests[request.request_id]
         self._num_background -= request.is_background
         self._admission.free(request)
+        self.batch.adapters.record_end(request.adapter)
         request.finish_reason = reason
         if self._drafts is not None:
             self._drafts.remember(request)

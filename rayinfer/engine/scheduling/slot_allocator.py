@@ -10,6 +10,22 @@ class SlotAllocator:
         self._num_slots = num_slots
         self._slots: dict[str, int] = {}  # by adapter, the least recently used first
         self._num_users: Counter[str] = Counter()  # running requests of each
+        self._num_unfinished: Counter[str] = Counter()  # requests of each that run or wait
+
+    @property
+    def num_slots(self) -> int:
+        """Adapters that running requests may have together."""
+        return self._num_slots
+
+    def record_arrival(self, adapter: str | None) -> None:
+        """Record a request that begins to wait for its first slot."""
+        if adapter is not None:
+            self._num_unfinished[adapter] += 1
+
+    def record_end(self, adapter: str | None) -> None:
+        """Record that a request has ended, and has no slot any more."""
+        if adapter is not None:
+            _remove_one(self._num_unfinished, adapter)
 
     def has_room_for(self, adapter: str | None) -> bool:
         """Return whether a request with this adapter may run."""
@@ -35,11 +51,26 @@ class SlotAllocator:
         """Take back what `allocate` gave a request; its adapter stays in the slot until another needs it."""
         if adapter is None:
             return
-        self._num_users[adapter] -= 1
-        if not self._num_users[adapter]:
-            del self._num_users[adapter]
+        _remove_one(self._num_users, adapter)
 
     @property
     def running(self) -> list[str]:
         """The adapters of running requests, in alphabetical order."""
         return sorted(self._num_users)
+
+    @property
+    def waiting(self) -> list[str]:
+        """The adapters of waiting requests, in alphabetical order."""
+        unfinished, running = self._num_unfinished, self._num_users
+        return sorted(each for each, count in unfinished.items() if count > running[each])
+
+    @property
+    def unfinished(self) -> frozenset[str]:
+        """The adapters of all requests that run or wait."""
+        return frozenset(self._num_unfinished)
+
+
+def _remove_one(counts: Counter[str], adapter: str) -> None:
+    counts[adapter] -= 1
+    if not counts[adapter]:
+        del counts[adapter]

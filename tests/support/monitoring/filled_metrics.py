@@ -1,7 +1,7 @@
 """Metrics of a service in which everything has happened once."""
 
 from rayinfer.metrics.service_metrics import ServiceMetrics
-from rayinfer.outputs import EngineStats, ImageEncodingStats, KVStoreStats, KVTransferStats
+from rayinfer.outputs import AdapterStats, EngineStats, ImageEncodingStats, KVStoreStats, KVTransferStats
 
 
 def filled_metrics(router: str = "router-1") -> ServiceMetrics:
@@ -14,11 +14,12 @@ def filled_metrics(router: str = "router-1") -> ServiceMetrics:
         kv_store=KVStoreStats(),
         kv_transfer=KVTransferStats(),
         images=ImageEncodingStats(),
+        adapters=AdapterStats(max_loras=2),
     )
     metrics.set_engine_stats("tiny", "a", stats)
     metrics.set_engine_config("tiny", "a", {"block_size": "16"})
     metrics.request_params("tiny", n=1, max_tokens=4)
-    timer = metrics.request_started("tiny", num_prompt_tokens=7, tenant="alice")
+    timer = metrics.request_started("tiny", num_prompt_tokens=7, tenant="alice", adapter="poems")
     timer.record_dispatch()
     timer.tokens(2)
     timer.finished("stop")

@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+from safetensors.torch import load_file
+
 from rayinfer import LLM, LoRARequest, SamplingParams
+from rayinfer.errors import AdapterRefused
 from rayinfer.kv_cache.adapter_id import folder_digest
 from support.tiny_models.tiny_adapters import make_adapter
 
@@ -17,3 +21,27 @@ def test_the_engine_reports_the_adapters_in_memory_the_one_used_last_at_the_end(
         for adapter in (*adapters, adapters[1]):
             llm.generate([[9, 8, 7]], PARAMS, lora_request=adapter, use_tqdm=False)
         assert llm.stats.adapters_in_memory == [folder_digest(Path(paths[number])) for number in (2, 1)]
+
+
+def test_the_engine_counts_loads_evictions_and_bytes_and_names_what_its_requests_have(folder, tmp_path):
+    paths = [make_adapter(tmp_path / str(number), folder, seed=number) for number in range(3)]
+    a, b, c = (
+        LoRARequest(name, number, str(path)) for number, (name, path) in enumerate(zip("abc", paths, strict=True))
+    )
+    num_bytes = sum(tensor.nbytes for tensor in load_file(paths[0] / "adapter_model.safetensors").values())
+    with LLM(str(folder), block_size=8, num_kv_blocks=96, enable_lora=True, max_loras=1, max_cpu_loras=2) as llm:
+        for adapter in (a, a, b):
+            llm.add_request([9, 8, 7], PARAMS, lora_request=adapter)
+        llm.step()
+        stats = llm.stats.adapters
+        assert (stats.max_loras, stats.running, stats.waiting) == (1, ["a"], ["b"])
+        while llm.has_unfinished_requests():
+            llm.step()
+        llm.generate([[9, 8, 7]], PARAMS, lora_request=c, use_tqdm=False)
+        with pytest.raises(AdapterRefused):
+            llm.generate([[9]], PARAMS, lora_request=LoRARequest("d", 4, str(tmp_path)), use_tqdm=False)
+        stats = llm.stats.adapters
+    assert (stats.running, stats.waiting) == ([], [])
+    assert (stats.num_resident, stats.resident_bytes) == (2, 2 * num_bytes)
+    assert (stats.loads_total, stats.evictions_total, stats.failed_loads_total) == (3, 1, 1)
+    assert stats.load_seconds_total > 0

@@ -1,4 +1,4 @@
-"""Dashboard of the engines: presence, batches, KV cache and steps."""
+"""Dashboard of the engines: presence, batches, KV cache, steps and LoRA adapters."""
 
 from rayinfer.metrics import metric_list
 from rayinfer_deployments.monitoring.panels import DASHBOARD, Dashboard, Panel, Query, Row
@@ -140,9 +140,59 @@ MEMORY_ROW = Row(
         ),
     ],
 )
+ADAPTER_ROW = Row(
+    "LoRA adapters",
+    [
+        Panel(
+            title="Adapters in memory",
+            description="LoRA adapters that each engine has in memory: its requests wait for no other.",
+            unit="short",
+            queries=[Query(DASHBOARD.total(metric_list.ADAPTERS_RESIDENT, ENGINE), LEGEND)],
+        ),
+        Panel(
+            title="Memory of adapters",
+            description="Bytes of the tensors of these adapters.",
+            unit="bytes",
+            queries=[Query(DASHBOARD.total(metric_list.ADAPTERS_RESIDENT_BYTES, ENGINE), LEGEND)],
+        ),
+        Panel(
+            title="Loaded and evicted adapters",
+            description="Adapters read from files, and those that made room: many of both ask for max_cpu_loras.",
+            unit="suffix: /s",
+            queries=[
+                Query(DASHBOARD.rate(metric_list.ADAPTER_LOADS, [*ENGINE, "outcome"]), LEGEND + " {{outcome}}"),
+                Query(DASHBOARD.rate(metric_list.ADAPTER_EVICTIONS, ENGINE), LEGEND + " evicted"),
+            ],
+        ),
+        Panel(
+            title="Mean time of a load",
+            description="Reading and checking the files of an adapter, for which its first request waits.",
+            unit="s",
+            queries=[
+                Query(
+                    f"{DASHBOARD.rate(metric_list.ADAPTER_LOAD_SECONDS, ENGINE)}"
+                    f" / ({DASHBOARD.rate(metric_list.ADAPTER_LOADS, ENGINE, outcome='loaded')} > 0)",
+                    LEGEND,
+                )
+            ],
+        ),
+        Panel(
+            title="Requests by adapter",
+            description="Streams of each adapter that ended; the first 200 adapters of a router, and (other).",
+            unit="reqps",
+            is_stacked=True,
+            queries=[
+                Query(
+                    DASHBOARD.rate(metric_list.ADAPTER_REQUESTS, ["model_name", "adapter"]),
+                    "{{model_name}} {{adapter}}",
+                )
+            ],
+        ),
+    ],
+)
 ENGINES = Dashboard(
     name="engines",
     title="rayinfer: engines",
-    description="Presence, batches, KV cache and steps of each engine.",
-    rows=(PRESENCE_ROW, BATCH_ROW, MEMORY_ROW),
+    description="Presence, batches, KV cache, steps and LoRA adapters of each engine.",
+    rows=(PRESENCE_ROW, BATCH_ROW, MEMORY_ROW, ADAPTER_ROW),
 )

@@ -32,3 +32,18 @@ def test_the_adapter_that_was_not_used_for_longest_loses_its_slot():
         slots.free(adapter)
     assert slots.allocate("c") == 1
     assert slots.allocate("a") == 0
+
+
+def test_adapters_wait_while_a_request_of_theirs_does_not_run():
+    slots = SlotAllocator(2)
+    for adapter in ("b", "a", "a", None):
+        slots.record_arrival(adapter)
+    slots.allocate("a")
+    assert (slots.running, slots.waiting) == (["a"], ["a", "b"])
+    slots.allocate("a")
+    assert slots.waiting == ["b"]
+    slots.free("a")  # preempted
+    assert slots.waiting == ["a", "b"]
+    slots.record_end("a")
+    slots.record_end("b")
+    assert (slots.waiting, slots.unfinished) == ([], {"a"})
