@@ -20,6 +20,14 @@ LIMITS = "A card that is not known"
 MOST = 1e12  # of any rate or limit
 CARD_OPTIONS = ("--tensor-parallel-size", "--memory-gb", "--bandwidth-gb-s", "--tflops")
 
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        help=f"what `rayinfer serve` takes, a config.json, or a known shape (Qwen3-8B); default: {DEFAULT_MODEL}",
+        show_default=False,
+    ),
+]
+Images = Annotated[int, typer.Option(min=0, help="images of a prompt, whose tokens come to --input-len")]
 Ttft = Annotated[float, typer.Option(min=0.001, max=MOST, help="seconds until the first token, of 95 % of requests")]
 MemoryGb = Annotated[float | None, typer.Option(min=0.1, max=MOST, rich_help_panel=LIMITS, help="memory")]
 BandwidthGbS = Annotated[float | None, typer.Option(min=0.1, max=MOST, rich_help_panel=LIMITS, help="bytes read")]
@@ -28,13 +36,7 @@ Tflops = Annotated[float | None, typer.Option(min=0.001, max=MOST, rich_help_pan
 
 @in_one_line
 def plan(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help=f"what `rayinfer serve` takes, a config.json, or a known shape (Qwen3-8B); default: {DEFAULT_MODEL}",
-            show_default=False,
-        ),
-    ] = None,
+    model: Model = None,
     gpu: Annotated[
         str, typer.Option(help="name of a card; cpu: this machine's processor, which is measured for a moment")
     ] = "cpu",
@@ -43,7 +45,7 @@ def plan(
     itl: Annotated[float, typer.Option(min=0.0001, max=MOST, help="mean seconds between two tokens")] = 0.05,
     input_len: Annotated[int, typer.Option(min=1, help="tokens of a prompt")] = 512,
     output_len: Annotated[int, typer.Option(min=2, help="tokens of an answer")] = 128,
-    images: Annotated[int, typer.Option(min=0, help="images of a prompt, whose tokens come to --input-len")] = 0,
+    images: Images = 0,
     image_size: Annotated[str, typer.Option(help="their pixels, WIDTHxHEIGHT")] = "1024x1024",
     quantization: Annotated[str | None, typer.Option(help="int8, int8-dynamic or int4 on a CPU, fp8 on a GPU")] = None,
     kv_cache_dtype: Annotated[str, typer.Option(help="auto, int8 on a CPU, fp8 on a GPU")] = "auto",
@@ -71,10 +73,8 @@ def plan(
     _check_names(quantization, kv_cache_dtype, dtype)
     cards = (None if tensor_parallel_size == 1 else tensor_parallel_size, memory_gb, bandwidth_gb_s, tflops)
     _check_devices(gpu == CPU, cards, threads)
-    size = _size(image_size)
-    footprint = footprint_of(
-        model, dtype=dtype, quantization=quantization, kv_cache_dtype=kv_cache_dtype, image_size=size
-    )
+    size, modes = _size(image_size), {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
+    footprint = footprint_of(model, quantization=quantization, image_size=size, **modes)
     image_tokens = _image_tokens(footprint, images)
     card = None if gpu == CPU else find_card(gpu, memory_gb, bandwidth_gb_s, tflops)
     hardware = measure_cpu(threads) if card is None else card.times(tensor_parallel_size)
