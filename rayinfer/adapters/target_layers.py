@@ -14,6 +14,7 @@ class TargetLayer:
     path: str  # of the model's layer
     outputs: range
     in_features: int
+    is_transposed: bool  # in the checkpoint, [in_features, outputs]
 
 
 class TargetLayers:
@@ -32,7 +33,7 @@ class TargetLayers:
             assert part.index is None or isinstance(part.index, slice), f"{name} is one of {part.parameter}'s rows"
             num_outputs, in_features = layers[path].weight.shape
             outputs = range(num_outputs) if part.index is None else range(num_outputs)[part.index]
-            self.by_name[name.removesuffix(".weight")] = TargetLayer(path, outputs, in_features)
+            self.by_name[name.removesuffix(".weight")] = TargetLayer(path, outputs, in_features, part.is_transposed)
 
     def find(self, name: str) -> str | None:
         """Return a layer's name in `by_name`, where adapters of this family of checkpoints may have another."""

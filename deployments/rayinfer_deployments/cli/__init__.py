@@ -22,7 +22,8 @@ from rayinfer_deployments.cli import (
     serve,
     usage,
 )
-from rayinfer_deployments.cli.control import adapters, canary, engine_control, limits, ps, scale, status
+from rayinfer_deployments.cli.adapters import merge, operations
+from rayinfer_deployments.cli.control import canary, engine_control, limits, ps, scale, status
 from rayinfer_deployments.cli.doctor import doctor
 from rayinfer_deployments.cli.options.adapter_options import ServeCommand
 from rayinfer_deployments.cli.top import command as top
@@ -41,7 +42,7 @@ def build_application() -> typer.Typer:
     )
     application.callback()(_root)
     application.command(cls=ServeCommand)(serve.serve)
-    for command in (generate.generate, chat.chat, optimize.optimize, replay.replay, ps.ps, doctor.doctor):
+    for command in (generate.generate, chat.chat, optimize.optimize, merge.merge, replay.replay, ps.ps, doctor.doctor):
         application.command()(command)
     for command in (
         status.status,
@@ -59,7 +60,7 @@ def build_application() -> typer.Typer:
     for command in settings:
         application.command(rich_help_panel=OPERATION)(command)
     application.command()(usage.usage)
-    application.add_typer(adapters.build_application(), name="adapters", rich_help_panel=OPERATION)
+    application.add_typer(operations.build_application(), name="adapters", rich_help_panel=OPERATION)
     application.add_typer(batch.build_application(), name="batch")
     application.add_typer(keys.build_application(), name="keys")
     application.add_typer(cache.build_application(), name="cache")

@@ -1,0 +1,1 @@
+"""Commands for LoRA adapters: of a running service, and merged into checkpoints."""
