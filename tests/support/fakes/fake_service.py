@@ -56,7 +56,9 @@ class Service:
         self.dispatcher.engines.add(f"engine-{len(self.engines) - 1}", engine, engine.description)
         return len(self.engines) - 1
 
-    def open(self, request_id="a", prompt="hello", timeout_s=None, trace=False, priority=0, tenant="", **params):
+    def open(
+        self, request_id="a", prompt="hello", timeout_s=None, trace=False, priority=0, tenant="", adapter="", **params
+    ):
         request = GenerationRequest(
             request_id=request_id,
             prompt_token_ids=self.tokenizer.encode(prompt),
@@ -65,6 +67,8 @@ class Service:
             priority=priority,
             tenant=tenant,
             trace=trace,
+            adapter=f"{adapter}@digest" if adapter else None,
+            adapter_folder=f"/adapters/{adapter}" if adapter else "",
         )
         if trace:
             self.traces.open(

@@ -48,6 +48,17 @@ async def test_a_stream_goes_on_from_its_tokens_on_another_engine(service, loss)
     assert service.metric('rayinfer_engines_lost_total{model_name="m"}') == float(loss == "dies")
 
 
+async def test_a_stream_keeps_its_adapter_on_another_engine(service):
+    stream = await service.start("a", engine=0, adapter="poems")
+    service.engines[0].die(EngineDead("its process is gone"))
+    assert (await read_on(service, stream, engine=1)).finished
+    second = last_request(service, 1)
+    assert (second.adapter, second.adapter_folder) == ("poems@digest", "/adapters/poems")
+    assert second.output_token_ids == service.tokenizer.encode("X")
+    counted = 'rayinfer_adapter_requests_total{adapter="poems",finished_reason="length",model_name="m"}'
+    assert service.metric(counted) == 1.0
+
+
 async def test_tokens_before_the_loss_are_delivered_before_the_migration(service):
     stream = await service.start()
     service.say("a/0", "last words")

@@ -1,5 +1,6 @@
 """Adapters by HTTP: chosen by name in every protocol, listed, loaded and unloaded as with vLLM."""
 
+import asyncio
 from dataclasses import replace
 
 import httpx
@@ -9,6 +10,7 @@ from rayinfer.kv_cache.adapter_id import folder_digest
 from rayinfer.outputs import CompletionOutput, RequestOutput
 from rayinfer.servers.app import build_app
 from support.fakes.fake_generator import FakeGenerator
+from support.services.polling import until
 from unit.servers.adapters.conftest import write_adapter
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -97,6 +99,24 @@ async def test_an_adapter_that_the_engine_refuses_is_a_400_with_the_tensor(clien
     assert refused.status_code == 400
     assert "tensor x.lora_A.weight has rank 128" in refused.json()["error"]["message"]
     assert names(await client.get("/v1/models")) == ["org/tiny", "poet"]
+
+
+async def test_running_requests_of_an_unloaded_adapter_finish(client, generator, tmp_path):
+    folder = write_adapter(tmp_path / "loadable" / "sql")
+    await client.post(LOAD, json={"lora_name": "sql", "lora_path": str(folder)})
+    generator.blocks_after = 1
+    body = {"model": "sql", "prompt": "hi"}
+    running = [asyncio.ensure_future(client.post("/v1/completions", json=body | {"stream": s})) for s in (True, False)]
+    await until(lambda: len(generator.requests) == 2)
+    assert (await client.post(UNLOAD, json={"lora_name": "sql"})).status_code == 200
+    assert (await client.post("/v1/completions", json=body)).status_code == 404
+    assert not any(each.done() for each in running)
+    generator.release.set()
+    streamed, whole = await asyncio.gather(*running)
+    assert (streamed.status_code, whole.status_code) == (200, 200)
+    assert streamed.text.endswith("data: [DONE]\n\n")
+    assert whole.json()["choices"][0]["text"] == "Hello there!"
+    assert (len(generator.finished), generator.aborted) == (2, [])
 
 
 @pytest.mark.parametrize(
