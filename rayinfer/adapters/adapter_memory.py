@@ -1,5 +1,6 @@
 """Adapters of one rank: those in host memory, and the terms in the slots of its decoder."""
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -9,6 +10,9 @@ from rayinfer.adapters.target_layers import TargetLayers
 from rayinfer.models.causal_decoder import CausalDecoder
 from rayinfer.models.decoder import Decoder
 
+READING_THREADS = 2
+MAX_READ_AHEAD = 16  # adapters that were read and are not loaded: their requests may have been aborted
+
 
 class AdapterMemory:
     """Reads adapters, keeps them by digest, and lays them out for this rank's layers when a request needs them."""
@@ -17,16 +21,33 @@ class AdapterMemory:
         self._targets, self._max_rank = targets, max_rank
         self._dtype, self._device = dtype, device
         self._adapters: dict[str, Adapter] = {}  # by digest
+        self._threads = ThreadPoolExecutor(READING_THREADS, thread_name_prefix="adapters")
+        self._read_ahead: dict[str, Future[Adapter]] = {}  # by folder, the latest of each
+
+    def start_reading(self, folder: str) -> Future[Adapter]:
+        """Start to read and to check a PEFT folder in a thread; `load` takes what it finds."""
+        for other in [each for each, reading in self._read_ahead.items() if reading.done()][:-MAX_READ_AHEAD]:
+            del self._read_ahead[other]
+        self._read_ahead.pop(folder, None)
+        reading = self._threads.submit(read_adapter, Path(folder), self._targets, self._max_rank)
+        self._read_ahead[folder] = reading
+        return reading
 
     def load(self, folder: str) -> Adapter:
-        """Read a PEFT folder; raises AdapterRefused."""
-        adapter = read_adapter(Path(folder), self._targets, self._max_rank)
+        """Keep what was read of a PEFT folder, or read it now if that was not started; raises AdapterRefused."""
+        reading = self._read_ahead.pop(folder, None) or self.start_reading(folder)
+        self._read_ahead.pop(folder, None)
+        adapter = reading.result()
         self._adapters[adapter.digest] = adapter
         return adapter
 
     def drop(self, digest: str) -> None:
         """Forget an adapter that no request has any more; what a slot holds of it stays until the slot is reused."""
         self._adapters.pop(digest, None)
+
+    def close(self) -> None:
+        """Read nothing more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def fill_slot(self, decoder: Decoder, slot: int, digest: str) -> None:
         """Put the adapter's terms into a slot, unless they are there; between two steps."""

@@ -103,6 +103,10 @@ class PredictorEngine:
         """Return None: predictions need nothing compiled."""
         return None
 
+    def start_reading(self, action: ControlAction) -> Future[Any] | None:
+        """Return None: no action needs files."""
+        return None
+
     def compile_grammar(self, spec: StructuredOutputsParams) -> Future[Any]:
         """Raise InvalidParameter: predictions have no grammars."""
         raise InvalidParameter(f"{self.description.name} has no structured_outputs", "structured_outputs")

@@ -1,6 +1,8 @@
 """Executor without a model, for measurements of what is beside it."""
 
 from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +30,10 @@ class FixedTokenExecutor:
     def copy_blocks(self, copy: BlockCopy) -> None:
         """Refuse: there are no blocks."""
         raise AssertionError("there are no blocks to copy")
+
+    def start_reading(self, folder: str) -> Future[Any]:
+        """Refuse: there is no model."""
+        raise AssertionError(f"there is no model for the adapter in {folder}")
 
     def load_adapter(self, folder: str) -> AdapterFacts:
         """Refuse: there is no model."""

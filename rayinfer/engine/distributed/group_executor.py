@@ -6,6 +6,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 from rayinfer import wire
 from rayinfer.engine.plan.executor import Executor, StepHandle
@@ -21,6 +23,7 @@ from rayinfer.engine.ranks.rank_messages import (
     Failed,
     LoadAdapter,
     RankMessage,
+    ReadAdapter,
     RefusedAdapter,
     Release,
     Restore,
@@ -99,8 +102,14 @@ class GroupExecutor:
             self._broadcast(copy)
             self._part.copy_blocks(copy)
 
+    def start_reading(self, folder: str) -> Future[Any]:
+        """Have every rank start to read an adapter; others may take a little longer than this one."""
+        with self._command():
+            self._broadcast(ReadAdapter(folder))
+            return self._part.start_reading(folder)
+
     def load_adapter(self, folder: str) -> AdapterFacts:
-        """Have every rank read an adapter; raises AdapterRefused where one refuses, or has another content there."""
+        """Have every rank load an adapter; raises AdapterRefused where one refuses, or has another content there."""
         with self._command():
             self._broadcast(LoadAdapter(folder))
             found: list[AdapterFacts | str] = []

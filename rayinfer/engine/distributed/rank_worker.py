@@ -17,6 +17,7 @@ from rayinfer.engine.ranks.rank_messages import (
     Done,
     DropAdapter,
     LoadAdapter,
+    ReadAdapter,
     RefusedAdapter,
     Release,
     Restore,
@@ -85,6 +86,8 @@ class RankWorker:
             elif isinstance(command, Restore):
                 self._executor.restore(command.level)
                 self._reply(Done())
+            elif isinstance(command, ReadAdapter):
+                self._executor.start_reading(command.folder)
             elif isinstance(command, LoadAdapter):
                 self._reply(self._load_adapter(command.folder))
             elif isinstance(command, DropAdapter):

@@ -5,7 +5,9 @@ import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 from rayinfer.engine.loop.compiling_requests import CompilingRequests
 from rayinfer.engine.loop.engine_commands import (
@@ -229,7 +231,7 @@ class AsyncEngine:
             self._abort(list(command.router.request_ids))
 
     def _submit(self, request: GenerationRequest, router: RouterSubscription) -> None:
-        """Add a request, or if its grammar is not compiled have that done first, beside the steps."""
+        """Add a request, or if its grammar is not compiled, or its adapter not read, have that done first."""
         try:
             compiling = self._engine.start_compiling(request)
         except RequestError as error:
@@ -244,7 +246,7 @@ class AsyncEngine:
         compiling.add_done_callback(lambda done: self._commands.put(Compiled(request, done)))
 
     def _add_compiled(self, compiled: Compiled) -> None:
-        """Add a request whose grammar was compiled, or refuse it, unless it was aborted meanwhile."""
+        """Add a request that has what it waited for, or refuse it, unless it was aborted meanwhile."""
         if compiled.compiling.cancelled():
             return
         request = self._compiling.take(compiled.request)
@@ -274,6 +276,10 @@ class AsyncEngine:
         router.outputs.put(self._message([_refusal(request, str(error))]))
 
     def _change(self, change: RunControlAction) -> None:
+        """Run an action, or if it needs files have these read first, beside the steps."""
+        if not change.is_read and (reading := self._engine.start_reading(change.action)) is not None:
+            self._put_when_read(replace(change, is_read=True), reading)
+            return
         if not change.done.set_running_or_notify_cancel():
             return
         with self._watchdog.suspended():
@@ -287,6 +293,17 @@ class AsyncEngine:
             else:
                 self._stats = self._engine.stats
                 change.done.set_result(state)
+
+    def _put_when_read(self, change: RunControlAction, reading: Future[Any]) -> None:
+        def put(_: Future[Any]) -> None:
+            with self._lock:
+                if not self._is_over:
+                    self._commands.put(change)
+                    return
+            if change.done.set_running_or_notify_cancel():
+                change.done.set_exception(self._death())
+
+        reading.add_done_callback(put)
 
     def _fail_changes(self) -> None:
         """Fail the changes that are still queued; none is added after `_is_over`."""

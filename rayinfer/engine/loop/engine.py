@@ -12,7 +12,7 @@ from typing import Any
 from rayinfer.engine.loop.engine_adapters import EngineAdapters
 from rayinfer.engine.loop.engine_images import EngineImages
 from rayinfer.engine.loop.engine_state import LifeCycle
-from rayinfer.engine.loop.joined_futures import joined
+from rayinfer.engine.loop.request_needs import start_needs
 from rayinfer.engine.loop.schedule_recorder import ScheduleRecorder
 from rayinfer.engine.loop.step_failures import may_be_one_requests_fault
 from rayinfer.engine.plan.executor import Executor, StepHandle
@@ -103,16 +103,17 @@ class Engine:
             self._grammars.prepare()
 
     def start_compiling(self, request: GenerationRequest) -> Future[Any] | None:
-        """Start to compile the request's grammar and to encode its images; None if nothing comes before it is added.
+        """Start to compile the request's grammar, to encode its images, to read its adapter; None if all is there.
 
         Raises RequestError for images of a request that could never finish: nothing is encoded for it.
         """
-        encoding = self._images.start(request)
-        started: list[Future[Any]] = [] if encoding is None else [encoding]
-        spec = request.sampling_params.structured_outputs
-        if spec is not None and self._grammars is not None and not self._grammars.has(spec):
-            started.append(self._grammars.start(spec))
-        return joined(started) if started else None
+        return start_needs(request, self._grammars, self._images, self._adapters)
+
+    def start_reading(self, action: ControlAction) -> Future[Any] | None:
+        """Start to read the adapter that an action loads, beside the steps; None if the action needs nothing."""
+        if not isinstance(action, LoadAdapter) or self._adapters is None:
+            return None
+        return self._adapters.start_reading(action.folder)
 
     def compile_grammar(self, spec: StructuredOutputsParams) -> Future[CompiledGrammar]:
         """Start to compile a grammar beside the steps, from any thread; raises InvalidParameter without grammars."""

@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 from rayinfer.engine.plan.executor import Executor
 from rayinfer.engine.plan.executor_commands import AdapterFacts
@@ -12,6 +14,27 @@ from rayinfer.outputs import AdapterStats, EngineStats
 
 MAX_REPORTED_ADAPTERS = 256  # to routers, with every step
 MAX_REPORTED_NAMES = 64  # of adapters of running and of waiting requests
+MAX_FORGOTTEN = 64  # readings that no request may have waited for to the end
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Reading of an adapter's files beside the steps; done whether they were refused or not."""
+
+    name: str
+    started_s: float
+    done: Future[float] = field(default_factory=Future)  # when
+
+    def when_done(self) -> Future[float]:
+        """Return a future of one request, which may cancel it: others wait for the same files."""
+        waiting: Future[float] = Future()
+
+        def finish(done: Future[float]) -> None:
+            if waiting.set_running_or_notify_cancel():
+                waiting.set_result(done.result())
+
+        self.done.add_done_callback(finish)
+        return waiting
 
 
 class EngineAdapters:
@@ -27,6 +50,7 @@ class EngineAdapters:
         self._executor, self._max_in_memory, self._slots, self._clock = executor, max_in_memory, slots, clock
         self._in_memory: dict[str, int] = {}  # bytes by digest, the least recently used first
         self._names: dict[str, str] = {}  # that requests had last, by digest
+        self._reading: dict[str, _Reading] = {}  # by digest, for requests that are yet to be added
         self._counts = AdapterStats(max_loras=slots.num_slots)
 
     @property
@@ -39,9 +63,24 @@ class EngineAdapters:
         """Adapters that were read from files so far."""
         return self._counts.loads_total
 
-    def load(self, folder: str) -> AdapterFacts:
-        """Read an adapter; raises AdapterRefused."""
-        started_s = self._clock()
+    def start_reading(self, folder: str) -> Future[float]:
+        """Start to read a folder that is about to be loaded; the future never fails, but `load` may."""
+        return self._start("", folder).done
+
+    def start_using(self, adapter_id: str, folder: str) -> Future[float] | None:
+        """Start to read a request's adapter unless it is in memory; requests that come meanwhile wait for the same."""
+        digest = digest_in(adapter_id)
+        if digest in self._in_memory:
+            return None
+        known = self._reading.get(digest)
+        if known is None or known.done.done():  # what was read for a request that has left may be of another time
+            self._forget_read()
+            known = self._reading[digest] = self._start(name_in(adapter_id), folder)
+        return known.when_done()
+
+    def load(self, folder: str, started_s: float | None = None) -> AdapterFacts:
+        """Load an adapter, which was read since `started_s` or is read now; raises AdapterRefused."""
+        started_s = self._clock() if started_s is None else started_s
         try:
             facts = self._executor.load_adapter(folder)
         except AdapterRefused:
@@ -55,9 +94,10 @@ class EngineAdapters:
     def use(self, adapter_id: str, folder: str) -> str:
         """Bring a request's adapter to memory and return its digest; raises AdapterRefused where that cannot be."""
         digest = digest_in(adapter_id)
+        reading = self._reading.pop(digest, None)
         if digest in self._in_memory:
             self._touch(digest, self._in_memory[digest])
-        elif self.load(folder).digest != digest:
+        elif self.load(folder, None if reading is None else reading.started_s).digest != digest:
             raise AdapterRefused(f"{folder} has changed since adapter {adapter_id} was loaded: load it again")
         self._names[digest] = name_in(adapter_id)
         return digest
@@ -68,7 +108,7 @@ class EngineAdapters:
         stats.adapters = AdapterStats(
             max_loras=self._counts.max_loras,
             running=self._names_of(self._slots.running),
-            waiting=self._names_of(self._slots.waiting),
+            waiting=self._waiting_names(),
             num_resident=len(self._in_memory),
             resident_bytes=sum(self._in_memory.values()),
             loads_total=self._counts.loads_total,
@@ -76,6 +116,22 @@ class EngineAdapters:
             evictions_total=self._counts.evictions_total,
             load_seconds_total=self._counts.load_seconds_total,
         )
+
+    def _start(self, name: str, folder: str) -> _Reading:
+        reading = _Reading(name, self._clock())
+        reading_files = self._executor.start_reading(folder)
+        reading_files.add_done_callback(lambda _: reading.done.set_result(self._clock()))
+        return reading
+
+    def _forget_read(self) -> None:
+        """Forget what was read for requests that have left before they were added."""
+        for digest in [each for each, reading in self._reading.items() if reading.done.done()][:-MAX_FORGOTTEN]:
+            del self._reading[digest]
+
+    def _waiting_names(self) -> list[str]:
+        being_read = {reading.name for reading in self._reading.values() if not reading.done.done()}
+        names = being_read | set(self._names_of(self._slots.waiting))
+        return sorted(names)[:MAX_REPORTED_NAMES]
 
     def _names_of(self, digests: Sequence[str]) -> list[str]:
         return sorted(self._names[digest] for digest in digests[:MAX_REPORTED_NAMES])

@@ -37,6 +37,7 @@ class RunControlAction:
 
     action: ControlAction
     done: Future[str] = field(default_factory=Future)
+    is_read: bool = False  # what it needs of files
 
 
 class Continue:
@@ -45,7 +46,7 @@ class Continue:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Add a request whose grammar was compiled, or refuse it."""
+    """Add a request whose grammar was compiled, or whose adapter was read, or refuse it."""
 
     request: GenerationRequest
     compiling: Future[Any]

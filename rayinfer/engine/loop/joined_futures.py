@@ -6,11 +6,15 @@ from concurrent.futures import CancelledError, Future
 from typing import Any
 
 
-def joined(futures: Sequence[Future[Any]]) -> Future[list[Any]]:
+def joined(started: Sequence[Future[Any] | None]) -> Future[list[Any]] | None:
     """Return a future of all results, in order; once all are done it has them, or the first one's error that failed.
 
-    Cancelled, it cancels those that have not begun.
+    None stands for what needs no time, also where there is nothing else.
+    Cancelled, the future cancels those that have not begun.
     """
+    futures = [each for each in started if each is not None]
+    if not futures:
+        return None
     if len(futures) == 1:
         return futures[0]
     whole: Future[list[Any]] = Future()

@@ -21,7 +21,14 @@ class SteppedEngine(Protocol):
         ...
 
     def start_compiling(self, request: GenerationRequest) -> Future[Any] | None:
-        """Start to compile what a request needs before it is added; None if there is nothing. Raises RequestError."""
+        """Start to compile, or to read, what a request needs before it is added; None if there is nothing.
+
+        Raises RequestError.
+        """
+        ...
+
+    def start_reading(self, action: ControlAction) -> Future[Any] | None:
+        """Start to read what an action needs before it runs; None if there is nothing."""
         ...
 
     def compile_grammar(self, spec: StructuredOutputsParams) -> Future[Any]:

@@ -1,7 +1,8 @@
 """Executor protocol: runs a StepPlan and returns sampled tokens."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Any, Protocol
 
 from rayinfer.engine.plan.executor_commands import AdapterFacts, BlockCopy, SleepLevel
 from rayinfer.engine.plan.step_plan import SampledTokens, StepPlan
@@ -34,8 +35,12 @@ class Executor(Protocol):
         """Start to copy blocks between the model's pool and the second one."""
         ...
 
+    def start_reading(self, folder: str) -> Future[Any]:
+        """Start to read an adapter beside the steps, for `load_adapter`; done once this rank has read it."""
+        ...
+
     def load_adapter(self, folder: str) -> AdapterFacts:
-        """Read an adapter on every rank; raises AdapterRefused, and no rank keeps it then."""
+        """Load an adapter on every rank; raises AdapterRefused, and no rank keeps it then."""
         ...
 
     def drop_adapter(self, digest: str) -> None:

@@ -81,8 +81,14 @@ class Restore(msgspec.Struct, tag="restore", array_like=True, frozen=True):
     level: SleepLevel
 
 
+class ReadAdapter(msgspec.Struct, tag="read-adapter", array_like=True, frozen=True):
+    """Start to read an adapter beside the next commands; not answered."""
+
+    folder: str
+
+
 class LoadAdapter(msgspec.Struct, tag="load-adapter", array_like=True, frozen=True):
-    """Read an adapter; answered with its AdapterFacts or by RefusedAdapter."""
+    """Load an adapter, which may have been read before; answered with its AdapterFacts or by RefusedAdapter."""
 
     folder: str
 
@@ -137,6 +143,7 @@ RankMessage = (
     | BlockCopy
     | Release
     | Restore
+    | ReadAdapter
     | LoadAdapter
     | DropAdapter
     | Shutdown

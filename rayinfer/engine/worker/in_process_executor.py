@@ -1,7 +1,9 @@
 """Executor in this process, in the caller's thread."""
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import nullcontext
+from typing import Any
 
 from rayinfer.adapters.adapter_memory import AdapterMemory
 from rayinfer.engine.plan.executor import StepHandle
@@ -46,8 +48,13 @@ class InProcessExecutor:
         move = self._memory.copy_out if copy.direction == "out" else self._memory.copy_in
         move(copy.source_blocks, copy.target_blocks)
 
+    def start_reading(self, folder: str) -> Future[Any]:
+        """Start to read it in a thread."""
+        assert self._adapters is not None, "an engine without adapters"
+        return self._adapters.start_reading(folder)
+
     def load_adapter(self, folder: str) -> AdapterFacts:
-        """Read it."""
+        """Keep what was read, or read it."""
         assert self._adapters is not None, "an engine without adapters"
         adapter = self._adapters.load(folder)
         return AdapterFacts(adapter.digest, adapter.rank, adapter.num_bytes)
@@ -85,5 +92,7 @@ class InProcessExecutor:
         self._memory.drop()
         if self._draft is not None:
             self._draft.drop()
+        if self._adapters is not None:
+            self._adapters.close()
         if self._cores is not None:
             self._cores.release()

@@ -219,9 +219,8 @@ class Worker(ABC):
         self.block_shape = shape
         num_blocks, num_offload_blocks = self._agree_on_blocks(shape, draft_block_bytes)
         sizes: dict[str, Any] = {"num_offload_blocks": num_offload_blocks}
-        self.window_pool = window_pool(
-            self.config, decoder, self.folder, self.longest_sequence, self._device.type, self._group
-        )
+        longest, kind = self.longest_sequence, self._device.type
+        self.window_pool = window_pool(self.config, decoder, self.folder, longest, kind, self._group)
         if self.window_pool is not None:
             num_steps_at_once = 2 if self._is_async else self.config.pipeline_parallel_size
             counts = self.window_pool.divide(self.config, num_blocks, num_steps_at_once, self._group)

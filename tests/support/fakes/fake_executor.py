@@ -7,6 +7,7 @@ nobody wrote, a lost or foreign row shows at once: as a WrongPlan, or as tokens 
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -108,9 +109,17 @@ class FakeExecutor:
         self.histories: dict[int, list[int]] = {}  # by row: what the sampler would know
         self._last_tokens: dict[int, int] = {}  # by row: what a step may go on from before anybody knows it
         self.new_requests: dict[int, NewRequestData] = {}
+        self.reading: dict[str, Future[None]] = {}  # adapters, by folder
+
+    def start_reading(self, folder: str) -> Future[None]:
+        """Read an adapter when the test says so."""
+        self.reading[folder] = Future()
+        return self.reading[folder]
 
     def load_adapter(self, folder: str) -> AdapterFacts:
         """Read an adapter whose content is its folder's name."""
+        if folder in self.reading:
+            self.reading.pop(folder).result(timeout=0)
         return AdapterFacts(digest=folder, rank=1, num_bytes=1)
 
     def drop_adapter(self, digest: str) -> None:
