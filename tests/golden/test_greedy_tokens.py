@@ -40,7 +40,7 @@ def test_greedy_tokens_are_the_same_in_every_case_even_after_a_near_tie(
 
 def test_all_prompts_of_one_batch_were_computed_in_one_step(in_one_batch, all_requests):
     # Requests with equal prompts start one step later, to share what the first of them has computed.
-    assert in_one_batch.stats.num_steps_total <= 34
+    assert in_one_batch.stats.num_steps_total <= all_requests[0].sampling_params.max_tokens + 2
     assert in_one_batch.stats.num_preemptions_total == 0
 
 

@@ -1,5 +1,6 @@
 """The C++ kernels, compiled once for all tests of this folder, for every instruction set that runs here."""
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ def settings_for(isa: str) -> CompilerSettings:
     return CompilerSettings("g++", isa)
 
 
+@functools.cache
 def runnable_isas() -> list[str]:
     """The instruction sets that have code of their own, as far as this machine has them."""
     native = settings_for("native").features()
@@ -24,8 +26,26 @@ def runnable_isas() -> list[str]:
     return ["native", *(isa for isa in others if settings_for(isa).features() <= native)]
 
 
+def two_of(isas: list[str]) -> list[str]:
+    """Choose the machine's own and AVX2's, or the portable one where its own is AVX2's."""
+    other = "avx2" if {"avx512", "avx2-vnni"} & set(isas) else "portable"
+    return [isa for isa in isas if isa in ("native", other)]
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--with-sanitizer", action="store_true", help="compile the kernels with AddressSanitizer")
+    parser.addoption(
+        "--with-sanitizer",
+        action="store_true",
+        help="compile the kernels with AddressSanitizer, for every instruction set that this machine has",
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Test two instruction sets, as all of them take minutes; the run with the sanitizer has all."""
+    if "isa_library" in metafunc.fixturenames:
+        isas = runnable_isas()
+        has_all = metafunc.config.getoption("--with-sanitizer", default=False)
+        metafunc.parametrize("isa_library", isas if has_all else two_of(isas), indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
@@ -40,9 +60,9 @@ def library(build) -> CpuLibrary:
     return build("native")
 
 
-@pytest.fixture(scope="session", params=runnable_isas())
+@pytest.fixture(scope="session")
 def isa_library(request, build) -> CpuLibrary:
-    """The kernels for each instruction set that has code of its own and runs here."""
+    """The kernels for an instruction set that has code of its own and runs here."""
     return build(request.param)
 
 
