@@ -49,6 +49,7 @@ def texts(lines):
     return [json.loads(event)["choices"][0]["text"] for event in events]
 
 
+@pytest.mark.faults  # what tests/faults does under load, as F04
 def test_a_stream_outlives_its_only_engine_while_newcomers_are_refused(mortal):
     body = {"model": "tiny", "prompt": "Once", "max_tokens": 2000, "ignore_eos": True, "temperature": 0, "stream": True}
     whole = "".join(texts(mortal.http.post("/v1/completions", json=body).text.splitlines()))
@@ -89,6 +90,7 @@ def test_an_engine_does_not_outlive_its_replica(mortal):
     assert engine_pid(mortal) != engine
 
 
+@pytest.mark.faults  # what tests/faults does under load, as F13
 def test_a_killed_router_comes_back_and_its_clients_blocks_are_free(mortal):
     (name,) = engine_names(mortal)
     engine = engine_actor(name)
