@@ -23,7 +23,7 @@ SMALL = {"num_cpus": 0.1, "num_threads": 1}
 
 @pytest.fixture
 def mortal(deploy, tiny_models):
-    model = {"name": "tiny", "model": str(tiny_models["tiny"]), "num_kv_blocks": 4096}
+    model = {"name": "tiny", "model": str(tiny_models["tiny"]), "num_kv_blocks": 4096, "drain_timeout_s": 60.0}
     with deploy("mortal", [model]) as client:
         yield client
 
