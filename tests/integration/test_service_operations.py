@@ -56,6 +56,7 @@ def operated(deploy, tiny_models):
         yield service, ServiceOperations("operated", args, route_prefix="/operated")
 
 
+@pytest.mark.faults  # for its time
 def test_other_limits_reach_every_router_with_streams_open_and_replace_no_process(operated):
     service, operations = operated
     before = engine_names(service), router_pids("operated")
