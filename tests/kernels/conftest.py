@@ -26,7 +26,7 @@ def runnable_isas() -> list[str]:
     return ["native", *(isa for isa in others if settings_for(isa).features() <= native)]
 
 
-def two_of(isas: list[str]) -> list[str]:
+def default_isas(isas: list[str]) -> list[str]:
     """Choose the machine's own and AVX2's, or the portable one where its own is AVX2's."""
     other = "avx2" if {"avx512", "avx2-vnni"} & set(isas) else "portable"
     return [isa for isa in isas if isa in ("native", other)]
@@ -45,7 +45,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "isa_library" in metafunc.fixturenames:
         isas = runnable_isas()
         has_all = metafunc.config.getoption("--with-sanitizer", default=False)
-        metafunc.parametrize("isa_library", isas if has_all else two_of(isas), indirect=True, scope="session")
+        metafunc.parametrize("isa_library", isas if has_all else default_isas(isas), indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
