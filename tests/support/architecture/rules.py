@@ -4,6 +4,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 
 from support.architecture import floors as house
 from support.architecture.sources import Import, Source, is_within
@@ -80,7 +81,7 @@ def late_imports(sources: Iterable[Source]) -> list[str]:
         f"{source.at(line)} imports inside a function or class: move it to the top of the file"
         for source in sources
         if not _may_import_late(source.module)
-        for line in _nested_import_lines(source.tree)
+        for line in _nested_import_lines(source.nodes)
     ]
 
 
@@ -90,7 +91,7 @@ def environment_uses(sources: Iterable[Source]) -> list[str]:
         f"{source.at(line)} touches the environment: rayinfer/config.py reads it and passes values on"
         for source in sources
         if source.module not in house.ENVIRONMENT_MODULES
-        for line in _environment_lines(source.tree)
+        for line in _environment_lines(source.nodes)
     ]
 
 
@@ -100,7 +101,7 @@ def oversized(sources: Iterable[Source]) -> list[str]:
     for source in sources:
         if (lines := len(source.text.splitlines())) > house.MAX_FILE_LINES:
             complaints.append(f"{source.module} has {lines} lines, more than {house.MAX_FILE_LINES}")
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
@@ -129,7 +130,7 @@ def question_docstrings(sources: Iterable[Source]) -> list[str]:
     return [
         f"{source.at(node.body[0].lineno)} begins its docstring with {found.group()!r}: begin with a noun"
         for source in sources
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.Module | ast.ClassDef) and (found := QUESTION.match(ast.get_docstring(node) or ""))
     ]
 
@@ -139,7 +140,7 @@ def retired_words(sources: Iterable[Source]) -> list[str]:
     return [
         f"{source.at(line)} has {word!r} in {text!r}: {RETIRED[word]} (rayinfer/GLOSSARY.md)"
         for source in sources
-        for line, text in [(1, source.module.rpartition(".")[2]), *_named_texts(source.tree)]
+        for line, text in [(1, source.module.rpartition(".")[2]), *_named_texts(source.nodes)]
         for word in RETIRED_WORD.findall(_separated(text))
     ]
 
@@ -154,8 +155,8 @@ def crowded_folders(sources: Iterable[Source]) -> list[str]:
     ]
 
 
-def _named_texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
+def _named_texts(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.lineno, node.name
         elif isinstance(node, ast.arg):
@@ -196,6 +197,7 @@ def _target_module(found: Import, modules: set[str]) -> str:
     return whole if found.name and (whole in modules or is_room) else found.target
 
 
+@cache
 def _rooms_of(module: str) -> list[str]:
     rooms = [room for floor in house.FLOORS for room in floor if is_within(module, room)]
     return [room for room in rooms if not any(other != room and is_within(other, room) for other in rooms)]
@@ -209,11 +211,11 @@ def _may_import_late(module: str) -> bool:
     return module in house.LAZY_EXPORTS or module.startswith((house.COMMAND_LINE, *house.FOREIGN_ROOMS))
 
 
-def _nested_import_lines(tree: ast.Module) -> list[int]:
+def _nested_import_lines(nodes: Iterable[ast.AST]) -> list[int]:
     nests = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
     lines = {
         inner.lineno
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, nests)
         for inner in ast.walk(node)
         if isinstance(inner, ast.Import | ast.ImportFrom)
@@ -221,8 +223,8 @@ def _nested_import_lines(tree: ast.Module) -> list[int]:
     return sorted(lines)
 
 
-def _environment_lines(tree: ast.Module) -> Iterator[int]:
-    for node in ast.walk(tree):
+def _environment_lines(nodes: Iterable[ast.AST]) -> Iterator[int]:
+    for node in nodes:
         if isinstance(node, ast.Attribute) and node.attr in ENVIRONMENT_NAMES and getattr(node.value, "id", "") == "os":
             yield node.lineno
         elif isinstance(node, ast.ImportFrom) and node.module == "os":

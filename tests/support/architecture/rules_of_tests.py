@@ -15,8 +15,8 @@ def patched_code(tests: Iterable[Source]) -> list[str]:
     return [
         f"{test.at(node.lineno)} replaces a part of {ast.unparse(target)}: pass another one in"
         for test in _without_fault_injection(tests)
-        for own in [_own_names(test.tree)]
-        for node in ast.walk(test.tree)
+        for own in [_own_names(test.nodes)]
+        for node in test.nodes
         for target in _patched(node, own)
     ]
 
@@ -24,11 +24,11 @@ def patched_code(tests: Iterable[Source]) -> list[str]:
 def private_uses(tests: Iterable[Source], packages: Iterable[Source]) -> list[str]:
     """Return each place where a test imports or reads a private name that another module defines."""
     tests = list(_without_fault_injection(tests))
-    private = {name for source in [*tests, *packages] for name in _defined_names(source.tree) if _is_private(name)}
+    private = {name for source in [*tests, *packages] for name in _defined_names(source.nodes) if _is_private(name)}
     return [
         f"{test.at(node.lineno)} uses {name}: test the public face, or make the name public"
         for test in tests
-        for node in ast.walk(test.tree)
+        for node in test.nodes
         for name in _private_names(node, private)
     ]
 
@@ -52,9 +52,9 @@ def _root(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _imported_names(tree: ast.Module) -> set[str]:
+def _imported_names(nodes: Iterable[ast.AST]) -> set[str]:
     names = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and _is_ours(node.module):
             names |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Import):
@@ -62,10 +62,10 @@ def _imported_names(tree: ast.Module) -> set[str]:
     return names
 
 
-def _own_names(tree: ast.Module) -> set[str]:
+def _own_names(nodes: Iterable[ast.AST]) -> set[str]:
     """Return the names of our modules, classes and functions, and of what a call of one of them returned."""
-    names = _imported_names(tree)
-    for node in ast.walk(tree):
+    names = _imported_names(nodes)
+    for node in nodes:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _root(node.value) in names:
             names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
     return names
@@ -92,8 +92,8 @@ def _private_names(node: ast.AST, private: set[str]) -> Iterator[str]:
             yield named.value
 
 
-def _defined_names(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _defined_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -37,13 +37,14 @@ class Source:
         return self.path.read_text(encoding="utf-8")
 
     @cached_property
-    def tree(self) -> ast.Module:
-        return ast.parse(self.text, filename=str(self.path))
+    def nodes(self) -> list[ast.AST]:
+        """Every node of the file's syntax tree, from its module on."""
+        return _parse(self.path, self.text)
 
     @cached_property
     def imports(self) -> list[Import]:
         """Every import of the file: in functions, for type checkers and by a literal name through importlib too."""
-        return [found for node in ast.walk(self.tree) for found in _imports_of(node)]
+        return [found for node in self.nodes for found in _imports_of(node)]
 
     def at(self, line: int) -> str:
         """Name a line of the file as editors understand it."""
@@ -57,6 +58,11 @@ def find_sources(packages: dict[str, Path] = PACKAGES) -> list[Source]:
         for package, folder in packages.items()
         for path in sorted(folder.rglob("*.py"))
     ]
+
+
+@cache  # a file belongs to several lists of sources
+def _parse(path: Path, text: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(text, filename=str(path))))
 
 
 def is_within(module: str, room: str) -> bool:
