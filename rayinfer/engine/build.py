@@ -23,7 +23,7 @@ from rayinfer.engine.loop.schedule_recorder import ScheduleRecorder
 from rayinfer.engine.machine_store import check_store_settings, open_stored_blocks, open_transfers
 from rayinfer.engine.plan.executor import Executor
 from rayinfer.engine.plan.step_plan import Int32Array
-from rayinfer.engine.ranks.rank_coordinates import any_device
+from rayinfer.engine.ranks.rank_coordinates import any_device, coordinates_of
 from rayinfer.engine.recording.recorder import FileRecorder
 from rayinfer.engine.scheduling.kv_offload import KVOffload
 from rayinfer.engine.scheduling.request import Request
@@ -40,7 +40,7 @@ from rayinfer.kv_cache.hybrid_blocks import HybridBlockManager
 from rayinfer.kv_transfer.stored_blocks import StoredBlocks
 from rayinfer.models.encoder_decoder_config import Seq2SeqSettings
 from rayinfer.models.generation_config import default_sampling_params
-from rayinfer.models.loader import torch_dtype
+from rayinfer.models.loader import check_num_ranks, torch_dtype
 from rayinfer.models.model_config import ModelConfig, read_model_config
 from rayinfer.optimization.mode_checks import check_device, check_quality, measured_model
 from rayinfer.protocols import GenerationRequest, ModelDescription
@@ -252,6 +252,8 @@ def _check_settings(config: EngineConfig, folder: Path) -> ModelConfig:
     if config.enable_lora and config.record_schedule is not None:
         raise ConfigError("enable_lora and record_schedule exclude each other: a replay has no adapters")
     check_draft_model(config, folder, model, device)
+    if config.num_ranks > 1:
+        check_num_ranks(folder, coordinates_of(config, 0))
     measured = measured_model(config.model, folder)
     for mode in (config.quantization, None if config.kv_cache_dtype == "auto" else f"{config.kv_cache_dtype}-kv"):
         if mode is not None:

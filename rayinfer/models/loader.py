@@ -18,7 +18,7 @@ from rayinfer.models.predictor_kind import predictor_kind
 from rayinfer.models.quantized.kept_groups import keep_groups
 from rayinfer.models.quantized.quantized_checkpoint import QuantizedCheckpoint, open_checkpoint
 from rayinfer.models.sharding import shard_decoder
-from rayinfer.tensor_parallel import UNSHARDED, Shard
+from rayinfer.tensor_parallel import UNSHARDED, RankCoordinates, Shard, SingleRankGroup
 
 
 def load_decoder(
@@ -127,6 +127,18 @@ def check_checkpoint(folder: Path) -> None:
     decoder = empty_decoder(folder)
     assert isinstance(decoder, torch.nn.Module)
     _match_tensors(decoder, open_checkpoint(folder), folder)
+
+
+def check_num_ranks(folder: Path, ranks: RankCoordinates) -> None:
+    """Raise ConfigError where there are too many ranks for a model, before any of them is started."""
+    empty_decoder(folder, Shard(ranks, _UnconnectedGroup(ranks)))
+
+
+class _UnconnectedGroup(SingleRankGroup):
+    """The sizes of a tensor group that does not exist."""
+
+    def __init__(self, ranks: RankCoordinates) -> None:
+        self.rank, self.size = ranks.tensor_rank, ranks.tensor_parallel_size
 
 
 def empty_decoder(folder: Path, shard: Shard = UNSHARDED) -> Decoder:
