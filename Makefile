@@ -13,10 +13,10 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
 PIP_FLAGS = --disable-pip-version-check $(if $(wildcard $(INSTALLED)),--quiet)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-gpu test-kernels test-faults test-models test-jobs test-optimize test-redis test-clients test-ui test-notebooks test-structured test-dashboards test-cluster test-sanitizer test-wheel check check-k8s manifests check-image image-rootfs wheel format bench clean
+.PHONY: help install serve test test-gpu test-kernels test-every-case test-faults test-models test-jobs test-optimize test-redis test-clients test-ui test-notebooks test-structured test-dashboards test-cluster test-sanitizer test-wheel check check-k8s manifests check-image image-rootfs wheel format bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo '  ARGS="..." passes options on, for example: make serve ARGS="--port 9000"'
 
 install: $(INSTALLED) ## make or renew .venv
@@ -46,6 +46,9 @@ test-gpu: $(INSTALLED) ## run the tests that need an NVIDIA GPU
 
 test-kernels: $(INSTALLED) ## test every combination of the GPU kernels' shapes and types, for hours (ARGS="-n 2": on two cores)
 	@exec $(BIN)/python -m pytest -m "gpu or not gpu" tests/kernels/gpu --every-case $(ARGS)
+
+test-every-case: $(INSTALLED) ## test every case of which `make test` runs a part: CPU kernels, golden and invariant answers
+	@exec $(BIN)/python -m pytest tests/kernels tests/golden tests/invariance --ignore=tests/kernels/gpu --every-case $(ARGS)
 
 test-faults: $(INSTALLED) ## kill, freeze and overload a running service in every way, and print a table
 	@$(BIN)/python -m pytest tests/unit/jobs tests/integration -m faults

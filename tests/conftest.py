@@ -37,7 +37,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a run of `tests/faults` keep its table, and choose its model and its longest load."""
+    """Choose how much is tested; let a run of `tests/faults` keep its table, and choose its model and longest load."""
+    parser.addoption("--every-case", action="store_true", help="run all cases where a part of them stands for the rest")
     parser.addoption("--fault-results", metavar="FOLDER", help="write the table of faults here, as Markdown and JSON")
     models = ("tiny", "embedded")
     parser.addoption("--fault-model", choices=models, default="tiny", help="what the services serve that are broken")

@@ -49,6 +49,9 @@ class CaseRun(NamedTuple):
     def token_ids(self, request: GoldenRequest) -> list[int]:
         return self.outputs[request.name].outputs[0].token_ids
 
+    def answered(self, requests: list[GoldenRequest]) -> list[GoldenRequest]:
+        return [request for request in requests if request.name in self.outputs]
+
 
 @pytest.fixture(scope="session")
 def model_folder() -> Path:
@@ -82,6 +85,12 @@ def all_requests(greedy_requests: list[GoldenRequest], sampled_requests: list[Go
 
 
 @pytest.fixture(scope="session")
+def case_requests(request: pytest.FixtureRequest, all_requests: list[GoldenRequest]) -> list[GoldenRequest]:
+    """Of those that have run alone, every second one runs in each other case."""
+    return all_requests if request.config.getoption("--every-case") else all_requests[::2]
+
+
+@pytest.fixture(scope="session")
 def transformers_model(model_folder: Path) -> PreTrainedModel:
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     model.generation_config.eos_token_id = None
@@ -110,11 +119,11 @@ def alone(all_requests: list[GoldenRequest]) -> CaseRun:
 
 
 @pytest.fixture(scope="session")
-def batched_twice(all_requests: list[GoldenRequest]) -> list[CaseRun]:
+def batched_twice(case_requests: list[GoldenRequest]) -> list[CaseRun]:
     """All prompts in one step, and once more when the cache holds them."""
     with _engine(max_num_batched_tokens=8192, **ROOMY) as llm:
         cases = ("in_one_batch", "already_cached")
-        return [CaseRun(case, _answer(llm, all_requests), llm.stats) for case in cases]
+        return [CaseRun(case, _answer(llm, case_requests), llm.stats) for case in cases]
 
 
 @pytest.fixture(scope="session")
@@ -128,10 +137,10 @@ def already_cached(batched_twice: list[CaseRun]) -> CaseRun:
 
 
 @pytest.fixture(scope="session")
-def arriving_at_random_times(all_requests: list[GoldenRequest]) -> CaseRun:
+def arriving_at_random_times(case_requests: list[GoldenRequest]) -> CaseRun:
     """Up to two new requests before each step, in an order of their own."""
     chance = random.Random(20)
-    coming = chance.sample(all_requests, len(all_requests))
+    coming = chance.sample(case_requests, len(case_requests))
     outputs: dict[str, RequestOutput] = {}
     with _engine(**ROOMY) as llm:
         while coming or llm.has_unfinished_requests():
@@ -143,17 +152,17 @@ def arriving_at_random_times(all_requests: list[GoldenRequest]) -> CaseRun:
 
 
 @pytest.fixture(scope="session")
-def preempted(all_requests: list[GoldenRequest]) -> CaseRun:
+def preempted(case_requests: list[GoldenRequest]) -> CaseRun:
     """A pool that holds a few requests, so that some must give way to others."""
     with _engine(num_kv_blocks=72) as llm:
-        return CaseRun("preempted", _answer(llm, all_requests), llm.stats)
+        return CaseRun("preempted", _answer(llm, case_requests), llm.stats)
 
 
 @pytest.fixture(scope="session")
-def in_chunks_of_16_tokens(all_requests: list[GoldenRequest]) -> CaseRun:
+def in_chunks_of_16_tokens(case_requests: list[GoldenRequest]) -> CaseRun:
     """No step computes more than 16 tokens, and no prompt finds anything in a cache."""
     with _engine(max_num_batched_tokens=16, enable_prefix_caching=False, **ROOMY) as llm:
-        return CaseRun("in_chunks_of_16_tokens", _answer(llm, all_requests), llm.stats)
+        return CaseRun("in_chunks_of_16_tokens", _answer(llm, case_requests), llm.stats)
 
 
 @pytest.fixture(params=CASES)

@@ -15,7 +15,7 @@ def test_there_are_fifty_prompts_of_5_to_400_tokens(greedy_requests):
 
 def test_greedy_tokens_are_those_of_transformers(run, references, greedy_requests, own_model, unexcused):
     differences = []
-    for request in greedy_requests:
+    for request in run.answered(greedy_requests):
         reference = references[request.name]
         their_best_two = reference.best_two.__getitem__
         differences.append(
@@ -28,7 +28,7 @@ def test_greedy_tokens_are_the_same_in_every_case_even_after_a_near_tie(
     run, alone, greedy_requests, own_model, unexcused
 ):
     differences = []
-    for request in greedy_requests:
+    for request in run.answered(greedy_requests):
         expected = alone.token_ids(request)
 
         def our_best_two(position, request=request, expected=expected):
@@ -38,16 +38,16 @@ def test_greedy_tokens_are_the_same_in_every_case_even_after_a_near_tie(
     assert unexcused(differences) == ""
 
 
-def test_all_prompts_of_one_batch_were_computed_in_one_step(in_one_batch, all_requests):
+def test_all_prompts_of_one_batch_were_computed_in_one_step(in_one_batch, case_requests):
     # Requests with equal prompts start one step later, to share what the first of them has computed.
-    assert in_one_batch.stats.num_steps_total <= all_requests[0].sampling_params.max_tokens + 2
+    assert in_one_batch.stats.num_steps_total <= case_requests[0].sampling_params.max_tokens + 2
     assert in_one_batch.stats.num_preemptions_total == 0
 
 
-def test_every_prompt_longer_than_a_block_was_found_in_the_cache(already_cached, all_requests):
+def test_every_prompt_longer_than_a_block_was_found_in_the_cache(already_cached, case_requests):
     uncached = [
         request.name
-        for request in all_requests
+        for request in case_requests
         if already_cached.outputs[request.name].num_cached_tokens
         < (len(request.prompt_token_ids) - 1) // BLOCK_SIZE * BLOCK_SIZE
     ]

@@ -8,6 +8,10 @@ from support.golden.invariance_requests import MixedRequest, make_mixed_model, m
 from support.golden.invariance_runs import ROOMY, Run, open_llm, run_alone
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "both_loops: also runs in the loop that waits for each step")
+
+
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_mixed_model(tmp_path_factory.mktemp("mixed"))

@@ -26,9 +26,17 @@ BLOCK_BYTES = 2 * 2 * 16 * 2 * 16 * 4  # keys and values of 2 layers, 16 tokens,
 SECOND_POOL = {"kv_offload_bytes": 60 * BLOCK_BYTES}
 
 
-@pytest.fixture(params=[False, True], ids=["waiting", "overlapping"], autouse=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every test runs in the loop that overlaps steps, and those of `both_loops` in the one that waits for each too."""
+    loops = {"overlapping": True}
+    if metafunc.definition.get_closest_marker("both_loops") or metafunc.config.getoption("--every-case"):
+        loops["waiting"] = False
+    metafunc.parametrize("overlaps", loops.values(), ids=loops, indirect=True)
+
+
+@pytest.fixture(autouse=True)
 def overlaps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Every engine of a test has the loop that waits for each step, then the one that does not."""
+    """Every engine of a test has the same loop."""
     monkeypatch.setitem(SETTINGS, "async_scheduling", request.param)
     return bool(request.param)
 
@@ -53,6 +61,7 @@ def test_the_requests_end_in_every_way_and_differ_from_each_other(alone, request
     assert {request.params.n for request in requests} == {1, 2, 3}
 
 
+@pytest.mark.both_loops
 @pytest.mark.parametrize("caching", [True, False])
 def test_answers_are_the_same_in_one_batch(caching, folder, requests, alone):
     with open_llm(folder, enable_prefix_caching=caching, **ROOMY) as llm:
@@ -93,6 +102,7 @@ def test_answers_are_the_same_in_a_pool_of_12_blocks(budget, caching, folder, re
     assert got.stats.num_preemptions_total > 10
 
 
+@pytest.mark.both_loops
 @pytest.mark.parametrize("caching", [True, False])
 def test_answers_are_the_same_when_requests_are_swapped(caching, folder, requests, alone):
     limits = {"enable_prefix_caching": caching, "max_num_batched_tokens": 20} | TIGHT | SECOND_POOL

@@ -1,14 +1,18 @@
 """The C++ kernels, compiled once for all tests of this folder, for every instruction set that runs here."""
 
 import functools
+from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from rayinfer_kernels.cpu.build import CompilerSettings, CpuLibrary, build_cpu_library
 from rayinfer_kernels.cpu.kernels import CpuKernels
+from support.kernels.pairwise import pairwise_choice
 
+MOST_CASES = 20  # of a test that always runs whole
 SANITIZER_FLAGS = ("-fsanitize=address", "-fno-omit-frame-pointer", "-g")
 
 
@@ -30,6 +34,31 @@ def default_isas(isas: list[str]) -> list[str]:
     """Choose the machine's own and AVX2's, or the portable one where its own is AVX2's."""
     other = "avx2" if {"avx512", "avx2-vnni"} & set(isas) else "portable"
     return [isa for isa in isas if isa in ("native", other)]
+
+
+@pytest.hookimpl(tryfirst=True)  # before marks and names choose
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out of long tests the cases without a pair of values that no other case has."""
+    if config.getoption("--every-case") or config.getoption("--with-sanitizer", default=False):
+        return
+    functions = defaultdict(list)
+    for item in items:
+        if Path(__file__).parent in item.path.parents and isinstance(item, pytest.Function):
+            functions[item.path, item.originalname].append(item)
+    left_out = {
+        item
+        for cases in functions.values()
+        if len(cases) > MOST_CASES
+        for item in set(cases).difference(pairwise_choice(cases, _values))
+    }
+    if left_out:
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _values(item: pytest.Function) -> dict[str, int]:
+    """Return which object a test has for each parameter: many compare with nothing, and all cases share them."""
+    return {name: id(value) for name, value in item.callspec.params.items()}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,7 +2,7 @@ from itertools import combinations, product
 
 import pytest
 
-from support.kernels.pairwise import Void, case_name, every_case, pairwise
+from support.kernels.pairwise import Void, case_name, every_case, pairwise, pairwise_choice
 
 AXES = {"a": [1, 2, 3, 4], "b": "xyz", "c": [True, False], "d": [0.5, None, 7, 8, 9]}
 
@@ -47,3 +47,16 @@ def test_the_whole_product_has_every_case():
     cases = list(every_case(AXES))
     assert len(cases) == 4 * 3 * 2 * 5
     assert cases[0] == {"a": 1, "b": "x", "c": True, "d": 0.5}
+
+
+def test_every_two_values_that_meet_in_a_case_meet_in_a_chosen_one():
+    cases = [case for case in every_case(AXES) if case["c"] or case["d"] is None]  # no product of axes
+    chosen = pairwise_choice(cases, lambda case: {name: AXES[name].index(value) for name, value in case.items()})
+    for one, other in combinations(AXES, 2):
+        assert {(case[one], case[other]) for case in chosen} == {(case[one], case[other]) for case in cases}
+    assert len(chosen) <= 28  # of 72
+    assert chosen == [case for case in cases if case in chosen]
+
+
+def test_cases_of_one_axis_are_all_chosen():
+    assert pairwise_choice([3, 1, 2], lambda case: {"axis": case}) == [3, 1, 2]

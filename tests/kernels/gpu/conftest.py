@@ -20,10 +20,6 @@ if IS_INTERPRETED:
     mend_interpreter()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--every-case", action="store_true", help="test the whole product of each kernel's axes")
-
-
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "axes(name=values, ...): what a test's `case` is made of, a value of each")
 
@@ -31,7 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that takes a `case` gets those of its axes: a pairwise cover, or all."""
     for axes in metafunc.definition.iter_markers("axes"):
-        wants_all = metafunc.config.getoption("--every-case", default=False)
+        wants_all = metafunc.config.getoption("--every-case")
         cases = list(every_case(axes.kwargs)) if wants_all else pairwise(axes.kwargs, at_most=MOST_CASES)
         metafunc.parametrize("case", cases, ids=case_name)
 
@@ -51,7 +47,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScheduling | None:
     """Every case is shared out by itself, not by file: most belong to two of them."""
-    return LoadScheduling(config, log) if config.getoption("--every-case", default=False) else None
+    return LoadScheduling(config, log) if config.getoption("--every-case") else None
 
 
 @pytest.fixture

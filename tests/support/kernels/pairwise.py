@@ -1,10 +1,11 @@
 """Few cases in which every two values of different axes meet; and all cases."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 Case = dict[str, Any]
 
 
@@ -32,6 +33,21 @@ def pairwise(axes: Mapping[str, Sequence[Any]], at_most: int | None = None) -> l
     if at_most is not None and len(cases) > at_most:
         raise ValueError(f"the pairs of these axes take {len(cases)} cases, more than {at_most}: {', '.join(names)}")
     return cases
+
+
+def pairwise_choice(cases: Sequence[T], values: Callable[[T], Mapping[str, int]]) -> list[T]:
+    """Choose cases greedily until every two values of different axes that meet in any case meet in one of them.
+
+    `values` returns a number for the value of each axis of a case, the same for the same value.
+    """
+    named = [sorted(values(case).items()) for case in cases]
+    pairs = [{*combinations(each, 2), *combinations(each, 1)} for each in named]  # also where there is a single axis
+    uncovered, chosen = set[Any]().union(*pairs), []
+    while uncovered:
+        best = max(range(len(cases)), key=lambda i: len(uncovered & pairs[i]))
+        uncovered -= pairs[best]
+        chosen.append(best)
+    return [cases[i] for i in sorted(chosen)]
 
 
 def every_case(axes: Mapping[str, Sequence[Any]]) -> Iterator[Case]:
