@@ -1,6 +1,7 @@
 """Settings of the environment that must stand before torch or Ray are imported anywhere, and what all tests share."""
 
 import contextlib
+import gc
 import os
 import signal
 from pathlib import Path
@@ -68,13 +69,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(trylast=True)  # most tests that need GPUs are deselected by then
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests that need more GPUs than there are: `gpu(2)` says two."""
-    too_many = [
-        item for item in items if any(mark.args and mark.args[0] > NUM_GPUS for mark in item.iter_markers("gpu"))
-    ]
-    if too_many:
-        config.hook.pytest_deselected(items=too_many)
-        items[:] = [item for item in items if item not in too_many]
+    """Leave out the tests that need more GPUs than there are, and the cases that others stand for."""
+
+    def is_left_out(item: pytest.Item) -> bool:
+        needs_more = any(mark.args and mark.args[0] > NUM_GPUS for mark in item.iter_markers("gpu"))
+        return needs_more or (item.get_closest_marker("every_case") and not config.getoption("--every-case"))
+
+    if left_out := {item for item in items if is_left_out(item)}:
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish() -> None:
+    """Keep all that was imported and collected out of garbage collections, which walked through it for minutes."""
+    gc.collect()
+    gc.freeze()
 
 
 class ByFile(LoadScopeScheduling):

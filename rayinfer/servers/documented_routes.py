@@ -1,5 +1,6 @@
 """Routes whose endpoints read bodies themselves, with their bodies and errors in the OpenAPI document."""
 
+import functools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -50,11 +51,17 @@ def add_route(
 
 def add_body_schemas(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:
     """Add the schemas of bodies to an application's document."""
+    schemas = _schemas_of(tuple(bodies))  # now: later the event loop serves requests
+    add_component_schemas(app, lambda: schemas)
+
+
+@functools.cache  # a process may build several applications
+def _schemas_of(bodies: tuple[type[BaseModel], ...]) -> dict[str, Any]:
     schemas: dict[str, Any] = {}
     for body in bodies:
         schema = body.model_json_schema(ref_template=SCHEMA_PATH)
         schemas |= {**schema.pop("$defs", {}), body.__name__: schema}
-    add_component_schemas(app, lambda: schemas)
+    return schemas
 
 
 def _body_reference(bodies: Sequence[type[BaseModel]]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def check_same(got: Run, alone: Run) -> None:
     assert got.stats.kv_offload_blocks_used == 0
 
 
-@pytest.mark.parametrize("sizes", [TWO_RANKS, TWO_STAGES], ids=str)
+@pytest.mark.parametrize("sizes", [TWO_RANKS, pytest.param(TWO_STAGES, marks=pytest.mark.every_case)], ids=str)
 def test_answers_are_the_same_in_one_batch_and_behind_cached_prompts(sizes, folder, requests, alone):
     with open_llm(folder, **ROOMY, **sizes) as llm:
         check_same(run(llm, requests), alone)

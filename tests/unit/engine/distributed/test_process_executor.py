@@ -57,7 +57,7 @@ def wait_for_exits(process_ids):
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in process_ids))
 
 
-@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.every_case), (2, 2)])
 def test_outputs_are_those_of_one_rank(tensor, pipeline, folder, expected):
     sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
     ports, others = listening(), set(own_children())
@@ -102,7 +102,7 @@ def test_a_rank_that_dies_or_hangs_ends_the_engine_and_its_processes(sent, is_id
         engine.step()
 
 
-@pytest.mark.parametrize("killed", [1, 2])
+@pytest.mark.parametrize("killed", [1, pytest.param(2, marks=pytest.mark.every_case)])
 def test_a_rank_killed_in_the_middle_of_steps_is_named(killed, folder):
     config = engine_config(model=str(folder), pipeline_parallel_size=3, **SETTINGS)
     before = own_children()
