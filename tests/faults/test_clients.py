@@ -49,6 +49,7 @@ def test_f22_clients_that_leave_their_streams(pair, report):
     judge(report, row, pair)
 
 
+@pytest.mark.faults
 def test_f22_without_aborts_engines_compute_for_disconnected_clients(pair, report):
     row = FaultRow(fault="F22", injected="clients leave at token 10", without="no-abort", sent=10, exact=10)
     with pair.switched("no-abort"):

@@ -20,7 +20,7 @@ POISON = {
 MAX_DEATHS = 3
 
 
-@pytest.mark.parametrize("without", ["", "no-isolation"])
+@pytest.mark.parametrize("without", ["", pytest.param("no-isolation", marks=pytest.mark.faults)])
 def test_f10_a_step_that_raises_once_fails_no_request(pair, expected, report, without):
     row = FaultRow(fault="F10", injected="a step raises once")
     with pair.switched(without), under_load(pair, expected, row):

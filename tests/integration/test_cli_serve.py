@@ -174,7 +174,12 @@ def test_a_port_in_use_is_one_clear_line_at_once(model, cache):
         ("model.safetensors", lambda content: content[:1000], "model.safetensors"),
         pytest.param("model.safetensors", lambda content: b"\xff" * 64, "model.safetensors", marks=pytest.mark.faults),
         pytest.param("config.json", lambda content: content[:20], "config.json", marks=pytest.mark.faults),
-        ("config.json", lambda content: content.replace(b"LlamaForCausalLM", b"OtherForCausalLM"), "OtherForCausalLM"),
+        pytest.param(
+            "config.json",
+            lambda content: content.replace(b"LlamaForCausalLM", b"OtherForCausalLM"),
+            "OtherForCausalLM",
+            marks=pytest.mark.faults,
+        ),
         pytest.param(
             "config.json",
             lambda content: content.replace(b'"num_hidden_layers": 2', b'"num_hidden_layers": 3'),

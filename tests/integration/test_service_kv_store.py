@@ -62,6 +62,7 @@ class Stream(threading.Thread):
                     self.text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
 
 
+@pytest.mark.faults
 def test_streams_of_a_killed_engine_load_their_prefixes_and_so_do_engines_that_start_later(deploy, model):
     with deploy("shared", [model | {"num_replicas": 2}]) as service:
         wait_until(lambda: len(engine_names(service)) == 2)

@@ -26,7 +26,8 @@ def model(tiny_models):
     return SMALL | {"name": "tiny", "model": str(tiny_models["tiny"]), "num_kv_blocks": 4096, "dtype": "float32"}
 
 
-@pytest.mark.parametrize("entry", ["serve's proxy", pytest.param("the router's own port", marks=pytest.mark.faults)])
+@pytest.mark.faults
+@pytest.mark.parametrize("entry", ["serve's proxy", "the router's own port"])
 def test_a_redeployment_replaces_routers_and_engines_and_no_request_fails(deploy, cluster, model, entry):
     name = "rolling-own" if "own" in entry else "rolling"
     listen = {"listen_port": free_port()} if "own" in entry else {}
