@@ -48,7 +48,8 @@ test-kernels: $(INSTALLED) ## test every combination of the GPU kernels' shapes 
 	@exec $(BIN)/python -m pytest -m "gpu or not gpu" tests/kernels/gpu --every-case $(ARGS)
 
 test-every-case: $(INSTALLED) ## test every case of which `make test` runs a part: CPU kernels, golden and invariant answers
-	@exec $(BIN)/python -m pytest tests/kernels tests/golden tests/invariance --ignore=tests/kernels/gpu --every-case $(ARGS)
+	@$(BIN)/python -m pytest tests/kernels tests/golden tests/invariance --ignore=tests/kernels/gpu --every-case $(ARGS)
+	@exec $(BIN)/python -m pytest tests/unit -m every_case --every-case $(ARGS)
 
 test-faults: $(INSTALLED) ## kill, freeze and overload a running service in every way, and print a table
 	@$(BIN)/python -m pytest tests/unit/jobs tests/integration -m faults

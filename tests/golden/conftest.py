@@ -86,8 +86,8 @@ def all_requests(greedy_requests: list[GoldenRequest], sampled_requests: list[Go
 
 @pytest.fixture(scope="session")
 def case_requests(request: pytest.FixtureRequest, all_requests: list[GoldenRequest]) -> list[GoldenRequest]:
-    """Of those that have run alone, every second one runs in each other case."""
-    return all_requests if request.config.getoption("--every-case") else all_requests[::2]
+    """Of those that have run alone, every third one runs in each other case."""
+    return all_requests if request.config.getoption("--every-case") else all_requests[::3]
 
 
 @pytest.fixture(scope="session")

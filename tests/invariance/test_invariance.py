@@ -113,7 +113,7 @@ def test_answers_are_the_same_when_requests_are_swapped(caching, folder, request
     assert got.num_events("swapped_in") > 10
 
 
-@pytest.mark.parametrize("level", [None, 0, 1, 2])
+@pytest.mark.parametrize("level", [None, pytest.param(0, marks=pytest.mark.every_case), 1, 2])
 def test_answers_are_the_same_when_the_engine_sleeps_in_between(level, folder, requests, alone):
     steps, num_interrupted = itertools.count(), []
 
@@ -186,7 +186,9 @@ DETERMINISTIC: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("mode", DETERMINISTIC)
+@pytest.mark.parametrize(
+    "mode", ["bfloat16", pytest.param("int8-dynamic", marks=pytest.mark.every_case), "int8-dynamic in float32"]
+)
 def test_answers_are_the_same_to_the_bit_in_a_batch_in_chunks_after_preemption_and_on_a_hit(mode, folder, requests):
     settings = {"deterministic": True, **DETERMINISTIC[mode]}
 

@@ -38,7 +38,9 @@ def test_answers_are_the_same_when_requests_are_preempted_and_swapped(sizes, fol
     assert got.num_events("swapped_in") > 5
 
 
-@pytest.mark.parametrize(("sizes", "drafts"), [(TWO_RANKS, True), (TWO_STAGES, False)], ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "drafts"), [(TWO_RANKS, True), pytest.param(TWO_STAGES, False, marks=pytest.mark.every_case)], ids=str
+)
 def test_answers_are_the_same_with_speculation(sizes, drafts, folder, requests, alone):
     drafter = unreliable_drafter(alone)
     with open_streams(folder, drafter=drafter, speculation="auto", max_num_seqs=8, num_kv_blocks=90, **sizes) as llm:

@@ -184,7 +184,13 @@ SHAPES_OF_ROWS = {
 }
 
 
-@pytest.mark.parametrize("kind", SHAPES_OF_ROWS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.every_case) if kind in ("nearly flat", "neighbors") else kind
+        for kind in SHAPES_OF_ROWS
+    ],
+)
 def test_rows_of_every_shape_under_settings_from_the_least_to_the_greatest(device, kind):
     logits = SHAPES_OF_ROWS[kind]().to(device)
     top_ks = ([1, 2, 5], [30, 300, 599], [600] * 3)

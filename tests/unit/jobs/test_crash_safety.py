@@ -136,6 +136,7 @@ def quick_collections():
     gc.unfreeze()
 
 
+@pytest.mark.faults
 def test_copies_that_die_one_after_the_other_end_with_the_same_bytes(quick_collections, tmp_path):
     output, chance, num_kept = "out.jsonl.gz", random.Random(1), 0
     undisturbed = tmp_path / "undisturbed"
