@@ -32,6 +32,9 @@ if not NUM_GPUS:
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
+# Importing tests makes little garbage; see pytest_collection_finish.
+gc.disable()
+
 # A shell that starts the tests with `&` has SIGINT ignored; a test that interrupts itself needs Python's own handler.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -81,9 +84,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Keep all that was imported and collected out of garbage collections, which walked through it for minutes."""
-    gc.collect()
+    """Collect garbage from here on, but not what was imported and collected: walking through it took minutes."""
     gc.freeze()
+    gc.enable()
+
+
+def pytest_runtest_setup() -> None:
+    """Freeze again what a job or a router in a test has unfrozen."""
+    if not gc.get_freeze_count():
+        gc.freeze()
 
 
 class ByFile(LoadScopeScheduling):
