@@ -89,12 +89,6 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_runtest_setup() -> None:
-    """Freeze again what a job or a router in a test has unfrozen."""
-    if not gc.get_freeze_count():
-        gc.freeze()
-
-
 class ByFile(LoadScopeScheduling):
     """Scheduler that keeps tests sharing an expensive fixture on one worker: those of a file, and of some folders.
 

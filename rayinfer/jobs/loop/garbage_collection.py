@@ -26,7 +26,7 @@ class Pauses:
 class ManualGarbageCollector:
     """Block without automatic collections; what is there at its begin (models, modules) is not walked through again.
 
-    Leaving the block enables them again, as they were.
+    Leaving the block enables them again, as they were. What the process had frozen before stays frozen.
     """
 
     def __init__(self, period_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,9 +35,11 @@ class ManualGarbageCollector:
         self._clock = clock
         self._latest = 0.0
         self._was_enabled = False
+        self._had_frozen = False
 
     def __enter__(self) -> Self:
         self._was_enabled = gc.isenabled()
+        self._had_frozen = gc.get_freeze_count() > 0
         gc.disable()
         self._collect()
         gc.freeze()
@@ -46,7 +48,8 @@ class ManualGarbageCollector:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        gc.unfreeze()
+        if not self._had_frozen:
+            gc.unfreeze()
         if self._was_enabled:
             gc.enable()
 

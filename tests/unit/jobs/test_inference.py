@@ -70,7 +70,15 @@ def test_the_parts_of_a_job_come_up_in_one_order():
     ]
 
 
-def test_an_error_of_the_task_finalizes_it_once_with_the_error_and_releases_everything():
+@pytest.fixture
+def nothing_is_frozen():
+    """Give the garbage collector all objects, as in a process of its own."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+def test_an_error_of_the_task_finalizes_it_once_with_the_error_and_releases_everything(nothing_is_frozen):
     settings = {"checkpointing": {"period_rows": 4}, "window": {"orders_rows": False}}
     job = MemoryJob(NumberedRows(30), parameters=job_parameters(**settings))
     failures = []
@@ -100,6 +108,13 @@ def test_an_error_of_the_task_finalizes_it_once_with_the_error_and_releases_ever
     assert job.indices == list(range(30))
     assert job.tasks[1].submitted
     assert min(job.tasks[1].submitted) == num_saved > 0
+
+
+def test_what_a_process_had_frozen_before_a_job_stays_frozen():
+    gc.freeze()
+    job = MemoryJob(NumberedRows(3))
+    job.run()
+    assert gc.get_freeze_count() > 0
 
 
 def test_rows_that_ended_before_their_turn_are_not_computed_again():

@@ -43,7 +43,6 @@ def thresholds():
     before = gc.get_threshold()
     yield
     gc.set_threshold(*before)
-    gc.unfreeze()
 
 
 def test_thousands_of_requests_bring_no_full_garbage_collection(thresholds):
