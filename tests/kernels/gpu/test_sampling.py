@@ -153,7 +153,13 @@ def test_rows_whose_best_is_no_number_are_invalid_and_others_are_not(device):
     assert check_same(device, logits, **(PLAIN | {"is_greedy": [True] * 3})).is_invalid.tolist() == [True, True, False]
 
 
-@pytest.mark.parametrize(("num_equal", "most_parts"), [(127, 32), (128, 1), (128, 2), (129, 2)])
+@pytest.mark.parametrize(
+    ("num_equal", "most_parts"),
+    [
+        pair if pair in {(127, 32), (128, 1), (128, 2), (129, 2)} else pytest.param(*pair, marks=pytest.mark.every_case)
+        for pair in itertools.product([127, 128, 129], [1, 2, 32])
+    ],
+)
 def test_candidates_that_just_have_room_and_that_have_none(device, num_equal, most_parts):
     """Of 128, all equal; they lie in several parts of the row and the others have no weight, or much."""
     tuning = replace(SMALL_BLOCKS, max_row_parts=most_parts)

@@ -233,7 +233,10 @@ class ScriptsPlannedAhead(Scripts):
         (ScriptsWithDrafts, 150),
         (ScriptsOfTwoStepsAtOnce, 150),
         (ScriptsPlannedAhead, 150),
-        pytest.param(Scripts, 3000, marks=pytest.mark.every_case),
+        *(
+            pytest.param(scripts, 1000, marks=pytest.mark.every_case)
+            for scripts in (Scripts, ScriptsWithDrafts, ScriptsOfTwoStepsAtOnce, ScriptsPlannedAhead)
+        ),
     ],
 )
 def test_every_request_ends_once_with_right_tokens_and_freed_blocks(scripts, count):
