@@ -3,15 +3,15 @@
 import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rayinfer.adapters.module_patterns import PatternMatcher, check_pattern, suffix_pattern
 from rayinfer.errors import AdapterRefused, shown
 from rayinfer.kv_cache.adapter_id import CONFIG_FILE
 
 MAX_CONFIG_BYTES = 1 << 20
-_LONGEST_PATTERN = 1000
 
 # What changes more of a model than low-rank terms of its linear layers, with what it is called.
 _UNSUPPORTED = {
@@ -38,6 +38,7 @@ class LoraConfig:
     raw: dict[str, Any]
     rank: int
     alpha: float
+    _matcher: PatternMatcher = field(default_factory=PatternMatcher, repr=False, compare=False)
 
     def rank_of(self, layer: str) -> int:
         """Return the rank of a layer, which `rank_pattern` may change."""
@@ -50,9 +51,9 @@ class LoraConfig:
 
     def is_target(self, layer: str) -> bool:
         """Return whether `target_modules` names the layer, and no other setting leaves it out."""
-        if _names(self.raw.get("exclude_modules"), layer):
+        if self._names("exclude_modules", layer):
             return False
-        return _names(self.raw.get("target_modules"), layer) and self._is_layer_transformed(layer)
+        return self._names("target_modules", layer) and self._is_layer_transformed(layer)
 
     def _is_layer_transformed(self, layer: str) -> bool:
         wanted = self.raw.get("layers_to_transform")
@@ -62,11 +63,21 @@ class LoraConfig:
         found = re.search(r"\.(\d+)\.", layer)
         return found is not None and int(found[1]) in indices
 
-    def _by_pattern(self, field: str, layer: str, default: float) -> float:
-        for pattern, value in (self.raw.get(field) or {}).items():
-            if _matches(rf"(.*\.)?({pattern})", layer):
+    def _by_pattern(self, name: str, layer: str, default: float) -> float:
+        for pattern, value in (self.raw.get(name) or {}).items():
+            if self._matcher.matches(suffix_pattern(pattern), layer):
                 return float(value)
         return default
+
+    def _names(self, name: str, layer: str) -> bool:
+        names = self.raw.get(name)
+        if not names:
+            return False
+        if names == "all-linear":
+            return True
+        if isinstance(names, str):
+            return self._matcher.matches(names, layer)
+        return any(layer == each or layer.endswith(f".{each}") for each in names)
 
 
 def read_lora_config(text: bytes, folder: Path) -> LoraConfig:
@@ -74,7 +85,7 @@ def read_lora_config(text: bytes, folder: Path) -> LoraConfig:
     file = folder / CONFIG_FILE
     try:
         raw = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise AdapterRefused(f"{file} is no JSON: {error}") from None
     if not isinstance(raw, dict):
         raise AdapterRefused(f"{file} holds no JSON object")
@@ -101,47 +112,24 @@ def read_lora_config(text: bytes, folder: Path) -> LoraConfig:
 
 
 def _check_patterns(raw: dict[str, Any], file: Path) -> None:
-    for field in ("rank_pattern", "alpha_pattern"):
-        patterns = raw.get(field) or {}
+    for name in ("rank_pattern", "alpha_pattern"):
+        patterns = raw.get(name) or {}
         if not isinstance(patterns, dict):
-            raise AdapterRefused(f"{file}: {field} must be an object, got {shown(patterns)}")
+            raise AdapterRefused(f"{file}: {name} must be an object, got {shown(patterns)}")
         for pattern, value in patterns.items():
-            if not _is_number(value) or (field == "rank_pattern" and (value < 1 or value != int(value))):
-                raise AdapterRefused(f"{file}: {field} of {shown(pattern)} must be a number, got {shown(value)}")
-            _check_pattern(pattern, field, file)
-    for field in ("target_modules", "exclude_modules"):
-        names = raw.get(field)
+            if not _is_number(value) or (name == "rank_pattern" and (value < 1 or value != int(value))):
+                raise AdapterRefused(f"{file}: {name} of {shown(pattern)} must be a number, got {shown(value)}")
+            check_pattern(suffix_pattern(pattern), f"{file}: {name}")
+    for name in ("target_modules", "exclude_modules"):
+        names = raw.get(name)
         if isinstance(names, str):
-            _check_pattern(names, field, file)
-        elif names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-            raise AdapterRefused(f"{file}: {field} must be a list of names or a pattern, got {shown(names)}")
+            check_pattern(names, f"{file}: {name}")
+        elif names is not None and not (isinstance(names, list) and all(isinstance(each, str) for each in names)):
+            raise AdapterRefused(f"{file}: {name} must be a list of names or a pattern, got {shown(names)}")
     wanted = raw.get("layers_to_transform")
     indices = wanted if isinstance(wanted, list) else [wanted]
     if wanted is not None and not all(isinstance(index, int) for index in indices):
         raise AdapterRefused(f"{file}: layers_to_transform must be layers' numbers, got {shown(wanted)}")
-
-
-def _check_pattern(pattern: str, field: str, file: Path) -> None:
-    if len(pattern) > _LONGEST_PATTERN:
-        raise AdapterRefused(f"{file}: {field} has a pattern of more than {_LONGEST_PATTERN:,} characters")
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise AdapterRefused(f"{file}: {field} has the bad pattern {shown(pattern)}: {error}") from None
-
-
-def _names(names: str | list[str] | None, layer: str) -> bool:
-    if not names:
-        return False
-    if names == "all-linear":
-        return True
-    if isinstance(names, str):
-        return _matches(names, layer)
-    return any(layer == name or layer.endswith(f".{name}") for name in names)
-
-
-def _matches(pattern: str, layer: str) -> bool:
-    return re.fullmatch(pattern, layer) is not None
 
 
 def _is_number(value: object) -> bool:

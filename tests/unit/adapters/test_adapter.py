@@ -2,12 +2,14 @@
 
 import json
 import shutil
+import time
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from rayinfer.adapters.adapter import read_adapter
+from rayinfer.adapters.module_patterns import PatternMatcher
 from rayinfer.adapters.target_layers import TargetLayers
 from rayinfer.errors import AdapterRefused, ConfigError
 from rayinfer.models.loader import empty_decoder
@@ -108,6 +110,22 @@ def test_equal_contents_have_one_digest_and_others_another(adapter, model, targe
     assert read_adapter(change_settings(copied, lora_alpha=7.0), targets, 4).digest != digests[0]
 
 
+@pytest.mark.parametrize("name", ["target_modules", "exclude_modules", "rank_pattern", "alpha_pattern"])
+def test_patterns_that_would_match_for_years_are_refused_within_seconds(adapter, targets, name):
+    slow = "(.*)" * 12 + r"\5\6[!?]"
+    changed = change_settings(adapter, **{name: {slow: 2} if name.endswith("_pattern") else slow})
+    started = time.monotonic()
+    check_refused(changed, targets, "takes more than 1 s")
+    assert time.monotonic() - started < 10
+
+
+def test_many_patterns_have_no_more_time_than_one():
+    matcher = PatternMatcher(limit_s=0.01)
+    matches = (matcher.matches(r".*\.q_proj", "layers.1.self_attn.q_proj") for _ in range(1_000_000))
+    with pytest.raises(AdapterRefused, match=r"takes more than 0\.01 s"):
+        assert all(matches)
+
+
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
@@ -124,6 +142,9 @@ def test_equal_contents_have_one_digest_and_others_another(adapter, model, targe
         ({"lora_alpha": "8"}, "lora_alpha must be"),
         ({"rank_pattern": {"q_proj": 1.5}}, "rank_pattern"),
         ({"target_modules": "("}, "bad pattern"),
+        ({"alpha_pattern": {r"(q)\2": 1.0}}, "bad pattern"),
+        ({"target_modules": "(" * 400 + ")" * 400}, "nested too deeply"),
+        ({"target_modules": "q" * 1001}, "1,000 characters"),
         ({"target_modules": 3}, "target_modules"),
         ({"layers_to_transform": ["1"]}, "layers_to_transform"),
     ],
@@ -190,7 +211,12 @@ def test_broken_and_missing_files_are_refused_by_name(adapter, targets, tmp_path
     file.unlink()
     (adapter / "adapter_model.bin").write_bytes(b"pickle")
     check_refused(adapter, targets, "safetensors")
-    for text, word in [("{", "no JSON"), ("[]", "no JSON object"), ('{"a": "' + "x" * (1 << 20) + '"}', "bytes")]:
+    for text, word in [
+        ("{", "no JSON"),
+        ("[" * 200_000, "no JSON"),
+        ("[]", "no JSON object"),
+        ('{"a": "' + "x" * (1 << 20) + '"}', "bytes"),
+    ]:
         (adapter / "adapter_config.json").write_text(text)
         check_refused(adapter, targets, "adapter_config.json", word)
     check_refused(tmp_path / "nothing", targets, "adapter_config.json")
