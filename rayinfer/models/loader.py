@@ -94,7 +94,9 @@ def fill_model(
 def _allocate(decoder: torch.nn.Module, name: str, device: torch.device) -> torch.nn.Parameter:
     parent, _, kind = name.rpartition(".")
     owner = decoder.get_submodule(parent)
-    parameter = torch.nn.Parameter(torch.empty_like(getattr(owner, kind), device=device), requires_grad=False)
+    like: torch.Tensor = getattr(owner, kind)
+    empty = torch.empty(like.shape, dtype=like.dtype, device=device)  # empty_like of a meta tensor would import sympy
+    parameter = torch.nn.Parameter(empty, requires_grad=False)
     setattr(owner, kind, parameter)
     return parameter
 
