@@ -119,3 +119,19 @@ def test_masks_for_missing_rows_are_refused(kernels, dtype):
         kernels.sample_rows(logits, *settings, masks_of(40, [ROWS]))
     with pytest.raises(ValueError, match="need as many masks"):
         kernels.sample_rows(logits, *settings, masks_of(20, [0]))
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 33])
+def test_numbers_to_draw_by_equal_those_of_the_reference(isa_kernels, num_rows):
+    words = torch.randint(-(2**63), 2**63 - 1, (num_rows, 3))  # rows of which each column is a part
+    words[::2, 1:] = torch.randint(0, 2000, words[::2, 1:].shape)
+    words[:1] = torch.tensor([-1, 2**32 - 1, 2**31])
+    assert torch.equal(isa_kernels.uniform(*words.unbind(1)), reference.uniform(*words.unbind(1)))
+
+
+def test_numbers_to_draw_by_need_seed_position_and_choice_of_each_row(isa_kernels):
+    seeds, positions = torch.zeros(3, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"positions has to be \(3,\)"):
+        isa_kernels.uniform(seeds, positions, seeds)
+    with pytest.raises(ValueError, match=r"choices has to be .* torch.int64"):
+        isa_kernels.uniform(seeds, seeds, seeds.double())

@@ -34,7 +34,6 @@ from rayinfer_kernels.packed_weight import PackedWeight, WeightArgument, WeightF
 from rayinfer_kernels.reference.elementwise import check_mask_shapes
 from rayinfer_kernels.reference.grouped_gemm import grouped_gemm
 from rayinfer_kernels.reference.linear import linear
-from rayinfer_kernels.reference.philox import uniform
 
 _SIZE, _POINTER = c_int64, c_void_p
 _WEIGHT = ctypes.POINTER(WeightArgument)
@@ -88,7 +87,7 @@ class CpuKernels:
         self._grouped_gemm = functions["grouped_gemm"]
         self._moe_combine = functions["moe_combine"]
         self._argmax = functions["argmax"]
-        self._sampling = CpuSampling(functions["sample_rows"], functions["mask_rows"])
+        self._sampling = CpuSampling(functions["sample_rows"], functions["mask_rows"], functions["uniform"])
         self._gather_rows = functions["gather_rows"]
         self._rms_norm = functions["rms_norm"]
         self._rotary_embedding = functions["rotary_embedding"]
@@ -100,7 +99,6 @@ class CpuKernels:
     pack = staticmethod(pack)
     linear = staticmethod(linear)
     grouped_gemm = staticmethod(grouped_gemm)
-    uniform = staticmethod(uniform)
 
     def layer_stack(
         self, layers: Sequence[LayerWeights], last_norm: torch.Tensor, shape: StackShape
@@ -228,6 +226,10 @@ class CpuKernels:
             raise ValueError(f"expected rows of float32 in one piece each, got {tuple(rows.shape)} of {rows.dtype}")
         check_mask_shapes(lines, masks, rows.shape[1])
         self._sampling.mask_(rows, RowMasks(self._checks.within(lines, len(rows)), masks.contiguous()))
+
+    def uniform(self, seeds: torch.Tensor, positions: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
+        """See `ops.uniform`."""
+        return self._sampling.uniform(seeds, positions, choices)
 
     def sample_rows(
         self,

@@ -18,6 +18,7 @@ class _SettingsArgument(Structure):
 
 _MASKS = (c_void_p, c_void_p, c_int64)
 SAMPLING_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "uniform": (c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
     "mask_rows": (c_void_p, c_int64, *_MASKS, c_int64, c_int64, c_int),
     "sample_rows": (
         c_void_p,
@@ -47,9 +48,20 @@ class SamplingSettings(NamedTuple):
 class CpuSampling:
     """The functions of the library that mask and sample rows, for one type of logits; arguments are checked."""
 
-    def __init__(self, sample_rows: Callable[..., None], mask_rows: Callable[..., None]) -> None:
+    def __init__(
+        self, sample_rows: Callable[..., None], mask_rows: Callable[..., None], uniform: Callable[..., None]
+    ) -> None:
         self._sample_rows = sample_rows
         self._mask_rows = mask_rows
+        self._uniform = uniform
+
+    def uniform(self, seeds: torch.Tensor, positions: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
+        """See `ops.uniform`; torch's operations on so little, ninety of them, would take half a millisecond."""
+        numbers = torch.empty(len(seeds), dtype=torch.float64)
+        named = {"seeds": seeds, "positions": positions, "choices": choices}
+        columns = [vector(name, each, len(seeds), torch.int64) for name, each in named.items()]
+        self._uniform(*(each.data_ptr() for each in columns), numbers.data_ptr(), len(seeds))
+        return numbers
 
     def mask_(self, rows: torch.Tensor, masks: RowMasks) -> None:
         """See `ops.mask_rows_`."""
