@@ -54,7 +54,8 @@ def recompute_s(groups):
     return prefill_time(groups)
 
 
-@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.faults)])
+@pytest.mark.faults
+@pytest.mark.parametrize("rank", [1, 0])
 def test_f06_one_rank_killed_ends_the_whole_group(groups, answers, recompute_s, report, rank):
     row = FaultRow(fault="F06", injected=f"rank {rank} of 2 killed", recovery_ceiling_s=GONE_S)
     row.gap_ceiling_s = GAP_S + recompute_s

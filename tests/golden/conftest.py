@@ -86,21 +86,22 @@ def all_requests(greedy_requests: list[GoldenRequest], sampled_requests: list[Go
 
 @pytest.fixture(scope="session")
 def case_requests(request: pytest.FixtureRequest, all_requests: list[GoldenRequest]) -> list[GoldenRequest]:
-    """Of those that have run alone, every third one runs in each other case."""
+    """Of those that have run in one batch, every third one runs in each other case."""
     return all_requests if request.config.getoption("--every-case") else all_requests[::3]
 
 
 @pytest.fixture(scope="session")
 def transformers_model(model_folder: Path) -> PreTrainedModel:
-    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    model.generation_config.eos_token_id = None
-    return model
+    return AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
 
 
 @pytest.fixture(scope="session")
-def references(transformers_model: PreTrainedModel, greedy_requests: list[GoldenRequest]) -> dict[str, Reference]:
+def references(
+    transformers_model: PreTrainedModel, greedy_requests: list[GoldenRequest], in_one_batch: CaseRun
+) -> dict[str, Reference]:
     """The golden tokens by the request's name."""
-    return greedy_references(transformers_model, greedy_requests, NUM_TOKENS)
+    answers = {request.name: in_one_batch.token_ids(request) for request in greedy_requests}
+    return greedy_references(transformers_model, greedy_requests, answers)
 
 
 @pytest.fixture(scope="session")
@@ -109,21 +110,21 @@ def own_model(model_folder: Path) -> OwnModel:
 
 
 @pytest.fixture(scope="session")
-def alone(all_requests: list[GoldenRequest]) -> CaseRun:
+def alone(case_requests: list[GoldenRequest]) -> CaseRun:
     """One request after the other, none of which finds anything in a cache."""
     with _engine(num_kv_blocks=40, enable_prefix_caching=False) as llm:
         outputs = {}
-        for request in all_requests:
+        for request in case_requests:
             outputs |= _answer(llm, [request])
         return CaseRun("alone", outputs, llm.stats)
 
 
 @pytest.fixture(scope="session")
-def batched_twice(case_requests: list[GoldenRequest]) -> list[CaseRun]:
-    """All prompts in one step, and once more when the cache holds them."""
+def batched_twice(all_requests: list[GoldenRequest], case_requests: list[GoldenRequest]) -> list[CaseRun]:
+    """All prompts in one step, and some once more when the cache holds them."""
     with _engine(max_num_batched_tokens=8192, **ROOMY) as llm:
-        cases = ("in_one_batch", "already_cached")
-        return [CaseRun(case, _answer(llm, case_requests), llm.stats) for case in cases]
+        cases = {"in_one_batch": all_requests, "already_cached": case_requests}
+        return [CaseRun(case, _answer(llm, requests), llm.stats) for case, requests in cases.items()]
 
 
 @pytest.fixture(scope="session")

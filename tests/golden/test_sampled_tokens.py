@@ -8,22 +8,22 @@ from support.golden.golden_comparison import draw_for, sampled_difference
 TOLERANCE = 1e-4
 
 
-def test_sampled_tokens_are_the_same_in_every_case(run, alone, sampled_requests, own_model, unexcused):
+def test_sampled_tokens_are_the_same_in_every_case(run, in_one_batch, sampled_requests, own_model, unexcused):
     differences = [
-        sampled_difference(request, alone.token_ids(request), run.token_ids(request), own_model)
+        sampled_difference(request, in_one_batch.token_ids(request), run.token_ids(request), own_model)
         for request in run.answered(sampled_requests)
     ]
     assert unexcused(differences) == ""
 
 
 def test_each_sampled_token_holds_the_draw_among_the_probabilities_of_transformers(
-    alone, sampled_requests, transformers_model, one_thread
+    in_one_batch, sampled_requests, transformers_model, one_thread
 ):
     wrong = []
     for request in sampled_requests:
-        prompt, answer = request.prompt_token_ids, alone.token_ids(request)
+        prompt, answer = request.prompt_token_ids, in_one_batch.token_ids(request)
         with torch.inference_mode():
-            logits = transformers_model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 :]
+            logits = transformers_model(torch.tensor([prompt + answer[:-1]]), logits_to_keep=len(answer)).logits[0]
         for position, token_id in enumerate(answer):
             draw = draw_for(request, answer[:position], logits[position])
             if not draw.lies_within(token_id, tolerance=TOLERANCE):
@@ -31,11 +31,11 @@ def test_each_sampled_token_holds_the_draw_among_the_probabilities_of_transforme
     assert wrong == []
 
 
-def test_sampling_is_not_greedy(alone, sampled_requests, greedy_requests):
-    greedy_answers = {tuple(request.prompt_token_ids): alone.token_ids(request) for request in greedy_requests}
+def test_sampling_is_not_greedy(in_one_batch, sampled_requests, greedy_requests):
+    greedy_answers = {tuple(request.prompt_token_ids): in_one_batch.token_ids(request) for request in greedy_requests}
     changed = [
         request
         for request in sampled_requests
-        if alone.token_ids(request) != greedy_answers[tuple(request.prompt_token_ids)]
+        if in_one_batch.token_ids(request) != greedy_answers[tuple(request.prompt_token_ids)]
     ]
     assert len(changed) >= len(sampled_requests) - 2

@@ -94,7 +94,7 @@ def test_a_canary_gets_its_share_is_promoted_and_rolled_back(operated):
         assert set(found) <= set(texts.values())
         return found.count(texts["other"])
 
-    assert answers(500, share=0.2, max_ttft_ratio=None) == pytest.approx(100, abs=25)
+    assert answers(200, share=0.2, max_ttft_ratio=None) == pytest.approx(40, abs=25)
     assert answers(40, share=1.0, max_ttft_ratio=None) == 40
     assert answers(40) == 0
 

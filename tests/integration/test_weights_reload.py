@@ -11,6 +11,8 @@ from rayinfer_deployments.operations.service_operations import ServiceOperations
 from support.services.polling import wait_until
 from support.services.service_load import Load, engine_names, router_pids
 
+pytestmark = pytest.mark.faults  # replicas are replaced one by one, each takes its time
+
 QUESTION = {"prompt": "Once upon a time there was a very small model " * 4, "max_tokens": 12, "temperature": 0}
 
 
@@ -62,7 +64,6 @@ def test_weights_that_do_not_fit_change_nothing(reloadable, tiny_models, tmp_pat
     assert (text_from(service), engine_names(service)) == (text, engines)
 
 
-@pytest.mark.faults
 def test_weights_that_cannot_be_loaded_leave_the_old_ones_where_they_are(reloadable, tiny_models, tmp_path):
     service, operations = reloadable
     text = text_from(service)
@@ -75,7 +76,6 @@ def test_weights_that_cannot_be_loaded_leave_the_old_ones_where_they_are(reloada
     assert text_from(service) == text
 
 
-@pytest.mark.faults
 def test_a_model_without_engines_gets_one_with_the_other_weights_or_keeps_its_own(deploy, tiny_models, tmp_path):
     scaling = {"min_replicas": 0, "max_replicas": 1, "idle_timeout_s": 5}
     model = {"name": "tiny", "model": str(tiny_models["tiny"]), "num_kv_blocks": 2048, "dtype": "float32"}

@@ -29,7 +29,11 @@ def test_answers_are_the_same_in_one_batch_and_behind_cached_prompts(sizes, fold
     assert again.stats.cached_prompt_tokens_total > 1000
 
 
-@pytest.mark.parametrize("sizes", [TWO_RANKS, pytest.param(FOUR_RANKS, marks=pytest.mark.models)], ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [pytest.param(TWO_RANKS, marks=pytest.mark.every_case), pytest.param(FOUR_RANKS, marks=pytest.mark.models)],
+    ids=str,
+)
 def test_answers_are_the_same_when_requests_are_preempted_and_swapped(sizes, folder, requests, alone):
     with open_llm(folder, max_num_batched_tokens=20, **TIGHT, **sizes) as llm:
         got = run_shuffled(llm, requests, seed=3, trace=True)

@@ -1,39 +1,35 @@
-"""Tokens that transformers generates, and the margin of each choice."""
+"""Tokens that transformers chooses, and the margin of each choice.
+
+One pass over a prompt and its answer gives the logits after each token, which is several times faster than generating.
+As long as the best of each is the answer's next token, the answer is what transformers generates.
+"""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel
 
-from support.golden.golden_comparison import BestTwo, GoldenRequest, best_two
-
-BATCH = 10
+from support.golden.golden_comparison import BestTwo, GoldenRequest, best_two, first_difference
 
 
 class Reference(NamedTuple):
-    """The golden tokens, and the two best at each place."""
+    """The golden tokens, as far as they follow from the answer's own, and the two best at each place."""
 
     token_ids: list[int]
     best_two: list[BestTwo]
 
 
 def greedy_references(
-    model: PreTrainedModel, requests: Sequence[GoldenRequest], num_tokens: int
+    model: PreTrainedModel, requests: Sequence[GoldenRequest], answers: Mapping[str, Sequence[int]]
 ) -> dict[str, Reference]:
-    """Continue every prompt by so many tokens; by name. The model must know no end token.
+    """Choose greedily after each token of every answer; by the request's name.
 
-    Prompts of similar length run together, which is several times faster.
+    A reference ends with the first token that is not the answer's: what follows would depend on it.
     """
-    by_length = sorted(requests, key=lambda request: len(request.prompt_token_ids))
-    references = {}
-    for start in range(0, len(by_length), BATCH):
-        together = by_length[start : start + BATCH]
-        with one_thread():
-            generated = _generate_together(model, [request.prompt_token_ids for request in together], num_tokens)
-        references |= {request.name: each for request, each in zip(together, generated, strict=True)}
-    return references
+    with one_thread():
+        return {request.name: _reference(model, request, answers[request.name]) for request in requests}
 
 
 @contextlib.contextmanager
@@ -51,20 +47,12 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _generate_together(model: PreTrainedModel, prompts: list[list[int]], num_tokens: int) -> list[Reference]:
-    """Generate with the shorter prompts filled up at their left, out of the attention's sight."""
-    width = max(len(prompt) for prompt in prompts)
-    generated = model.generate(
-        torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts]),
-        attention_mask=torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]),
-        pad_token_id=0,
-        max_new_tokens=num_tokens,
-        do_sample=False,
-        return_dict_in_generate=True,
-        output_logits=True,
-    )
-    logits = torch.stack(generated.logits, dim=1)  # [prompts, num_tokens, vocab]
-    return [
-        Reference(token_ids, [best_two(position) for position in positions])
-        for token_ids, positions in zip(generated.sequences[:, width:].tolist(), logits, strict=True)
-    ]
+@torch.inference_mode()
+def _reference(model: PreTrainedModel, request: GoldenRequest, answer: Sequence[int]) -> Reference:
+    token_ids = torch.tensor([[*request.prompt_token_ids, *answer[:-1]]])
+    logits = model(token_ids, use_cache=False, logits_to_keep=len(answer)).logits[0]  # [len(answer), vocab]
+    choices = [best_two(position) for position in logits]
+    chosen = [choice.token_ids[0] for choice in choices]
+    parting = first_difference(chosen, answer)
+    end = len(chosen) if parting is None else parting + 1
+    return Reference(chosen[:end], choices[:end])

@@ -1,6 +1,6 @@
 """Runs of a model over ranks and stages without an engine, beside the whole model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,6 +64,20 @@ def answer_of_stage(folder: Path, rank: GlooRank, num_stages: int, dtype: torch.
         return linked(stage, shard.coordinates, rank.world, dtype)
 
     return _answer(folder, dtype, load_stage)
+
+
+def answers_of_rank(
+    rank: GlooRank, models: Mapping[str, tuple[Path, torch.dtype]], stages: Sequence[int]
+) -> dict[tuple[str, int], Answer]:
+    """Return what one rank computes for every model in so many stages.
+
+    It stands here for its process, which would import a whole file of tests otherwise.
+    """
+    return {
+        (name, num_stages): answer_of_stage(folder, rank, num_stages, dtype)
+        for name, (folder, dtype) in models.items()
+        for num_stages in stages
+    }
 
 
 def _answer(folder: Path, dtype: torch.dtype, load: Callable[[Path, torch.dtype], Decoder]) -> Answer:

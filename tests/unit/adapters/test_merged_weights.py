@@ -11,7 +11,7 @@ from support.golden.engine_answers import Answers, answers_of, assert_alike, con
 from support.tiny_models.tiny_adapters import make_adapter, merge_adapter
 from support.tiny_models.tiny_architectures import DECODERS
 
-ALWAYS = {("phi3", "tensor_parallel_size"), ("gpt2", "pipeline_parallel_size")}
+ALWAYS = {("phi3", "tensor_parallel_size")}
 RANKS = [
     pytest.param(name, size, marks=() if (name, size) in ALWAYS else pytest.mark.models, id=f"{name}, {size}")
     for name in ("llama", "gpt2", "phi3", "qwen3-moe")

@@ -3,6 +3,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.servers.app import ServedModel, build_app
@@ -30,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
     )
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def port(model: ServedModel) -> AsyncIterator[int]:
     port = free_port()
     server = HttpServer(build_app({MODEL: model}, ServiceMetrics()), "127.0.0.1", port)
@@ -38,6 +39,7 @@ async def port(model: ServedModel) -> AsyncIterator[int]:
     await server.close(grace_s=0.0)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("bad", bad_requests(MODEL), ids=str)
 async def test_a_bad_request_is_refused_and_the_next_one_answered(port: int, bad: BadRequest):
     answer = await asyncio.to_thread(ask, "127.0.0.1", port, bad.payload)

@@ -1,12 +1,13 @@
 """Ranks that are processes and meet over gloo, in a stage and in two, beside the whole model: every architecture."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
 
-from support.services.gloo_ranks import GlooRank, run_processes
-from support.services.shared_runs import Answer, answer_of, answer_of_stage
+from support.services.gloo_ranks import run_processes
+from support.services.shared_runs import answer_of, answers_of_rank
 from support.tiny_models.tiny_architectures import DECODERS, ENCODER_DECODERS
 
 IN_BFLOAT16 = "mistral in bfloat16"
@@ -20,13 +21,8 @@ def dtype_of(name: str) -> torch.dtype:
     return torch.bfloat16 if name == IN_BFLOAT16 else torch.float32
 
 
-def answers_of_rank(rank: GlooRank, folders: dict[str, Path], stages: tuple[int, ...]) -> dict[tuple[str, int], Answer]:
-    """Return what one rank computes for every model in so many stages."""
-    return {
-        (name, num_stages): answer_of_stage(folder, rank, num_stages, dtype_of(name))
-        for name, folder in folders.items()
-        for num_stages in stages
-    }
+def with_dtypes(folders: dict[str, Path], names: Iterable[str] = MAKERS) -> dict[str, tuple[Path, torch.dtype]]:
+    return {name: (folders[name], dtype_of(name)) for name in names}
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +32,12 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def of_two(folders):
-    return run_processes(2, answers_of_rank, folders, (1, 2))
+    return run_processes(2, answers_of_rank, with_dtypes(folders), (1, 2))
 
 
 @pytest.fixture(scope="module")
 def of_four(folders):
-    return run_processes(4, answers_of_rank, {name: folders[name] for name in FOUR_RANKS}, (2,))
+    return run_processes(4, answers_of_rank, with_dtypes(folders, FOUR_RANKS), (2,))
 
 
 def check_same(name, num_stages, folder, by_rank):
@@ -65,6 +61,7 @@ def test_two_processes_answer_like_one(name, num_stages, folders, of_two):
     check_same(name, num_stages, folders[name], of_two)
 
 
+@pytest.mark.models
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", FOUR_RANKS)
 def test_four_processes_answer_like_one(name, folders, of_four):

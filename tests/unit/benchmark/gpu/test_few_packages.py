@@ -8,7 +8,7 @@ from support.kernels.gpu_tests import may_have_gpu_tests
 from support.services.few_packages import ROOT, run_with_packages
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
-MEASURING = ("torch", "triton", "numpy", "xxhash", "pydantic", "msgspec", "llguidance", "tokenizers")
+MEASURING = ("torch", "triton", "numpy", "xxhash", "pydantic", "msgspec", "llguidance", "tokenizers", "regex")
 TESTING = (*MEASURING, "pytest", "pytest-xdist", "transformers")
 DRY_RUN = """
 import sys

@@ -57,7 +57,10 @@ def wait_for_exits(process_ids):
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in process_ids))
 
 
-@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.every_case), (2, 2)])
+@pytest.mark.parametrize(
+    ("tensor", "pipeline"),
+    [(2, 2), *(pytest.param(*sizes, marks=pytest.mark.every_case) for sizes in ((2, 1), (1, 2)))],
+)
 def test_outputs_are_those_of_one_rank(tensor, pipeline, folder, expected):
     sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
     ports, others = listening(), set(own_children())
@@ -233,7 +236,7 @@ if sys.argv[2] == "wait":
 """
 
 
-@pytest.mark.parametrize("end", ["wait", "return"])
+@pytest.mark.parametrize("end", ["wait", pytest.param("return", marks=pytest.mark.every_case)])
 def test_no_rank_outlives_its_parent_process(end, folder):
     with subprocess.Popen([sys.executable, "-c", SCRIPT, folder, end], stdout=subprocess.PIPE, text=True) as script:
         ranks = [int(word) for word in script.stdout.readline().split()]

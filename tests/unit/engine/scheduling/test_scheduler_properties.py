@@ -229,10 +229,10 @@ class ScriptsPlannedAhead(Scripts):
 @pytest.mark.parametrize(
     ("scripts", "count"),
     [
-        (Scripts, 300),  # chosen at random, others in each run
-        (ScriptsWithDrafts, 150),
-        (ScriptsOfTwoStepsAtOnce, 150),
-        (ScriptsPlannedAhead, 150),
+        (Scripts, 150),  # chosen at random, others in each run
+        (ScriptsWithDrafts, 75),
+        (ScriptsOfTwoStepsAtOnce, 75),
+        (ScriptsPlannedAhead, 75),
         *(
             pytest.param(scripts, 1000, marks=pytest.mark.every_case)
             for scripts in (Scripts, ScriptsWithDrafts, ScriptsOfTwoStepsAtOnce, ScriptsPlannedAhead)

@@ -93,8 +93,15 @@ class ScriptsWithWindowsOfTwoStepsAtOnce(ScriptsWithWindows):
 @pytest.mark.parametrize(
     ("scripts", "count"),
     [
-        *((ScriptsWithWindows, 60), (ScriptsWithWindowsAndDrafts, 40)),
-        *((ScriptsWithWindowsOfTwoStepsAtOnce, 40), (ScriptsWithWindowsPlannedAhead, 40)),
+        *((ScriptsWithWindows, 30), (ScriptsWithWindowsAndDrafts, 20)),
+        *((ScriptsWithWindowsOfTwoStepsAtOnce, 20), (ScriptsWithWindowsPlannedAhead, 20)),
+        *(
+            pytest.param(scripts, 60, marks=pytest.mark.every_case)
+            for scripts in (
+                *(ScriptsWithWindows, ScriptsWithWindowsAndDrafts),
+                *(ScriptsWithWindowsOfTwoStepsAtOnce, ScriptsWithWindowsPlannedAhead),
+            )
+        ),
     ],
 )
 def test_every_token_finds_its_window_and_no_page_is_lost(scripts, count):
