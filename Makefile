@@ -35,7 +35,7 @@ serve: $(INSTALLED) ## serve the default model on http://127.0.0.1:8000
 # The rules of the architecture, a minute and a half, are checked by `make check`.
 test: $(INSTALLED) ## run every test that needs no GPU and no large checkpoint
 ifeq ($(strip $(ARGS)),)
-	@$(BIN)/python -m pytest --ignore=tests/integration --ignore=tests/faults --ignore=tests/architecture -n 2 --no-loadscope-reorder
+	@$(BIN)/python -m pytest --ignore=tests/integration --ignore=tests/faults --ignore=tests/architecture -n 3 --no-loadscope-reorder
 	@$(BIN)/python -m pytest tests/integration
 	@exec $(BIN)/python -m pytest tests/faults
 else

@@ -1,8 +1,10 @@
 """Entry points of other packages, looked up when a model is loaded."""
 
+import functools
 import logging
+import sys
 from collections.abc import Collection
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any
 
 from rayinfer.errors import ModelLoadError
@@ -15,12 +17,12 @@ logger = logging.getLogger(__name__)
 
 def entry_point_names(group: str) -> list[str]:
     """List the names in a group."""
-    return sorted({point.name for point in entry_points(group=group)})
+    return sorted({point.name for point in _entry_points(group)})
 
 
 def refuse_taken_names(group: str, taken: Collection[str]) -> None:
     """Log a warning for each entry point that has a name of rayinfer's own, which goes before it."""
-    for point in entry_points(group=group):
+    for point in _entry_points(group):
         if point.name in taken:
             logger.warning("%s is refused: rayinfer has that name itself", _described(point))
 
@@ -30,7 +32,7 @@ def call_entry_point(group: str, name: str, argument: Any) -> Any:
 
     Raises ModelLoadError, which names the package, when it fails to, and for a name that is provided twice.
     """
-    found = list(entry_points(group=group, name=name))
+    found = list(_entry_points(group).select(name=name))
     if len(found) > 1:
         raise ModelLoadError(f"the name {name!r} is provided more than once: {'; '.join(map(_described, found))}")
     try:
@@ -40,6 +42,15 @@ def call_entry_point(group: str, name: str, argument: Any) -> Any:
     except Exception as error:  # of another project's code, which may raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ModelLoadError(f"{_described(found[0])} failed: {reason}") from error
+
+
+def _entry_points(group: str) -> EntryPoints:
+    return _entry_points_on(tuple(sys.path), group)
+
+
+@functools.lru_cache(maxsize=8)  # looking through some hundred packages takes tens of milliseconds
+def _entry_points_on(_: tuple[str, ...], group: str) -> EntryPoints:
+    return entry_points(group=group)
 
 
 def _described(point: EntryPoint) -> str:

@@ -10,7 +10,6 @@ from importlib.metadata import version as installed_version
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -20,7 +19,7 @@ from starlette.types import Scope
 from rayinfer.access.access_control import AccessControl
 from rayinfer.access.rate_limits import RATE_LIMIT_HEADERS
 from rayinfer.error_kinds import error_kind
-from rayinfer.errors import InvalidParameter, RayinferError
+from rayinfer.errors import RayinferError
 from rayinfer.images.fetching.media_fetcher import MediaFetcher
 from rayinfer.metrics.families import MetricsSnapshot
 from rayinfer.metrics.load_text import load_text
@@ -35,6 +34,7 @@ from rayinfer.servers.adapters.routes import add_adapter_routes
 from rayinfer.servers.anthropic.endpoints import AnthropicEndpoints
 from rayinfer.servers.anthropic.routes import MESSAGES, add_anthropic_routes
 from rayinfer.servers.caller import recognized_caller, trust_tenant_header
+from rayinfer.servers.documented_routes import add_documented_route, serve_document
 from rayinfer.servers.error_formats import error_format_of
 from rayinfer.servers.error_responses import error_response, json_response, refusal_reason, status_response
 from rayinfer.servers.generation.service import GenerationService
@@ -80,7 +80,8 @@ from rayinfer.servers.web.live import LiveSamples, add_live_route
 from rayinfer.servers.web.pages import add_web_routes
 from rayinfer.traces.trace_store import TraceStore
 
-NO_PAGES: dict[str, Any] = {"docs_url": None, "redoc_url": None}  # FastAPI's load programs from other sites
+# FastAPI's pages load programs from other sites, and its document is made on the event loop.
+NO_PAGES: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
 CORS_OPTIONS: dict[str, Any] = {
     "allow_methods": ["GET", "POST"],
     "allow_headers": ["*"],
@@ -132,6 +133,7 @@ def build_app(
     load does not. Without `response_store` responses are in memory; `operations` need `enable_engine_control`.
     """
     app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False, **NO_PAGES)
+    serve_document(app)
     trust_tenant_header(app, trusts_tenant_header)
     app.add_middleware(LoadShedding, models=models, metrics=metrics, paths=_SHED_PATHS)
     _add_access(app, metrics, access, access_log, origins, opens_load=opens_load)
@@ -247,13 +249,8 @@ def _add_error_handlers(app: FastAPI, metrics: ServiceMetrics) -> None:
         phrase = "No such path." if error.status_code == HTTPStatus.NOT_FOUND else f"{error.detail}."
         return status_response(error.status_code, phrase, error.headers, error_format_of(request.scope))
 
-    async def respond_to_invalid(request: Request, _: Exception) -> Response:
-        error = InvalidParameter("The request's path or query is not valid.")
-        return error_response(error, error_format_of(request.scope))
-
     app.add_exception_handler(RayinferError, respond_to_error)
     app.add_exception_handler(HTTPException, respond_to_status)
-    app.add_exception_handler(RequestValidationError, respond_to_invalid)
 
 
 def _methods(app: FastAPI, scope: Scope) -> list[str]:
@@ -298,15 +295,15 @@ def _add_service_routes(
     routes[LOAD_PATH] = load
     for path, endpoint in routes.items():
         for alias in (path, path + "/"):
-            app.add_api_route(
+            add_documented_route(
+                app,
                 alias,
                 endpoint,
                 methods=["GET"],
-                response_class=Response,
                 responses=_SERVICE_RESPONSES[path],
                 include_in_schema=alias == path,
             )
-            app.add_api_route(alias, endpoint, methods=["HEAD"], response_class=Response, include_in_schema=False)
+            add_documented_route(app, alias, endpoint, methods=["HEAD"], include_in_schema=False)
     add_web_routes(app)
 
 

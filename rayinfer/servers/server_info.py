@@ -9,6 +9,7 @@ from fastapi.responses import Response
 
 from rayinfer.errors import NotReady
 from rayinfer.servers.caller import usable_models
+from rayinfer.servers.documented_routes import add_documented_route
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.openapi import READ_ERRORS, responses
@@ -54,11 +55,11 @@ def add_server_info_routes(app: FastAPI, service: GenerationService) -> None:
     for endpoint, schema in ((load, _LOAD), (server_info, _SERVER_INFO)):
         path = f"/{endpoint.__name__}"
         for alias in (path, path + "/"):
-            app.add_api_route(
+            add_documented_route(
+                app,
                 alias,
                 endpoint,
                 methods=["GET"],
-                response_class=Response,
                 responses=responses(schema, *READ_ERRORS),
                 include_in_schema=alias == path,
             )

@@ -10,6 +10,7 @@ from rayinfer.access.api_key import Scope
 from rayinfer.access.usage import described, first_of_days
 from rayinfer.errors import InvalidParameter
 from rayinfer.servers.caller import caller_of
+from rayinfer.servers.documented_routes import add_documented_route
 from rayinfer.servers.error_responses import json_response
 
 PATH = "/v1/usage"
@@ -28,8 +29,8 @@ def add_usage_routes(app: FastAPI, access: AccessControl, price_per_engine_hour:
         data = described(rows, names, price_per_engine_hour)
         return json_response(json.dumps({"object": "list", "data": data}).encode())
 
-    app.add_api_route(PATH, read_usage, methods=["GET"], response_class=Response)
-    app.add_api_route(PATH + "/", read_usage, methods=["GET"], response_class=Response, include_in_schema=False)
+    add_documented_route(app, PATH, read_usage, methods=["GET"])
+    add_documented_route(app, PATH + "/", read_usage, methods=["GET"], include_in_schema=False)
 
 
 def _num_days(request: Request) -> int:

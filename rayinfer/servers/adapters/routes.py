@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rayinfer.errors import InvalidParameter
 from rayinfer.servers.adapters.registry import AdapterRegistry
+from rayinfer.servers.documented_routes import add_documented_route
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.json_body import decode_object, read_body
 from rayinfer.servers.openai.request_body import check_schema
@@ -76,16 +77,16 @@ def add_adapter_routes(app: FastAPI, adapters: AdapterRegistry | None) -> None:
     ):
         described = responses(None, 401, 403, 404, 503, *BODY_ERRORS)
         described[200]["content"] = {"text/plain": {"schema": {"type": "string"}}}
-        app.add_api_route(
+        add_documented_route(
+            app,
             path,
             endpoint,
             methods=["POST"],
-            response_class=Response,
             responses=described,
             openapi_extra=json_request_body(schema.model_json_schema()),
         )
     listed = responses({"type": "object", "required": ["object", "data"]}, 401, 403, *READ_ERRORS)
-    app.add_api_route(LIST_PATH, list_lora_adapters, methods=["GET"], response_class=Response, responses=listed)
+    add_documented_route(app, LIST_PATH, list_lora_adapters, methods=["GET"], responses=listed)
 
 
 def adapter_entry(adapter: ServedAdapter) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from rayinfer.servers.anthropic.endpoints import AnthropicEndpoints
+from rayinfer.servers.documented_routes import add_documented_route
 from rayinfer.servers.error_formats import speaks_anthropic
 from rayinfer.servers.generation.server_sent_events import EVENT_STREAM
 from rayinfer.servers.generation.service import GenerationService
@@ -93,11 +94,11 @@ def _add_post(app: FastAPI, prefix: str, path: str, endpoint: Any, schema: str, 
     if streams:
         described[200]["content"][EVENT_STREAM.partition(";")[0]] = {"schema": _EVENT}
     for alias in _aliases(prefix, path):
-        app.add_api_route(
+        add_documented_route(
+            app,
             alias,
             endpoint,
             methods=["POST"],
-            response_class=Response,
             responses=described,
             include_in_schema=alias == prefix + path,
             openapi_extra={**json_request_body(reference(f"{schema}Body")), **parameters},
@@ -113,11 +114,11 @@ def _add_get(
     extra: Mapping[str, Any] | None = None,
 ) -> None:
     for alias in _aliases(prefix, path):
-        app.add_api_route(
+        add_documented_route(
+            app,
             alias,
             endpoint,
             methods=["GET"],
-            response_class=Response,
             responses=described,
             include_in_schema=alias == prefix + path,
             openapi_extra=dict(extra or {}),

@@ -11,6 +11,7 @@ from rayinfer.errors import InvalidParameter
 from rayinfer.outputs import EngineState
 from rayinfer.protocols import EngineControl, GetState, Pause, Resume, Sleep, Wake
 from rayinfer.servers.caller import find_usable_model
+from rayinfer.servers.documented_routes import add_documented_route
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.openapi import READ_ERRORS, query_parameter, responses
 from rayinfer.servers.served_model import ServedModel
@@ -76,11 +77,11 @@ def add_engine_control_routes(app: FastAPI, models: Mapping[str, ServedModel]) -
 
     for endpoint in (pause, resume, sleep, wake_up, is_sleeping, is_paused):
         name = endpoint.__name__
-        app.add_api_route(
+        add_documented_route(
+            app,
             f"/{name}",
             endpoint,
             methods=["GET" if name.startswith("is_") else "POST"],
-            response_class=Response,
             responses=responses(_SCHEMAS.get(name), 400, 404, 409, 503, *READ_ERRORS),
             openapi_extra={"parameters": [_MODEL, *_PARAMETERS.get(name, ())]},
         )

@@ -11,6 +11,7 @@ from fastapi.responses import Response
 
 from rayinfer.errors import InvalidParameter, OperationRefused, RayinferError, RequestError
 from rayinfer.servers.caller import find_usable_model
+from rayinfer.servers.documented_routes import add_documented_route
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.json_body import decode_object, read_body
 from rayinfer.servers.openapi import BODY_ERRORS, json_request_body, responses
@@ -92,11 +93,11 @@ def add_operation_routes(app: FastAPI, models: Mapping[str, ServedModel], operat
     for endpoint in (scale, drain, reload):
         name = endpoint.__name__
         schema = {"type": "object", "required": _REQUIRED[name], "properties": _BODIES[name]}
-        app.add_api_route(
+        add_documented_route(
+            app,
             PREFIX + name,
             endpoint,
             methods=["POST"],
-            response_class=Response,
             responses=responses({"type": "object", "required": ["result"]}, 401, 403, 409, *BODY_ERRORS),
             openapi_extra=json_request_body(schema),
         )

@@ -10,6 +10,7 @@ from fastapi.responses import Response
 from rayinfer.access.api_key import Scope
 from rayinfer.errors import InvalidParameter, TraceNotFound
 from rayinfer.servers.caller import caller_of
+from rayinfer.servers.documented_routes import add_documented_route
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.openapi import READ_ERRORS, query_parameter, responses
 from rayinfer.servers.request_bounds import cleaned_name
@@ -93,17 +94,17 @@ def add_trace_routes(app: FastAPI, traces: TraceStore | None, models: Mapping[st
     limit = query_parameter(
         "limit", f"how many at most, up to {MAX_LIMIT}", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT}
     )
-    app.add_api_route(
+    add_documented_route(
+        app,
         LIST_PATH,
         list_requests,
         methods=["GET"],
-        response_class=Response,
         responses=responses(_REQUESTS, 400, 404, *READ_ERRORS),
         openapi_extra={"parameters": [limit]},
     )
     described = responses(_TRACES, 400, 404, *READ_ERRORS)
-    app.add_api_route(PATH, read_trace, methods=["GET"], response_class=Response, responses=described)
-    app.add_api_route(PATH + "/", read_trace, methods=["GET"], response_class=Response, include_in_schema=False)
+    add_documented_route(app, PATH, read_trace, methods=["GET"], responses=described)
+    add_documented_route(app, PATH + "/", read_trace, methods=["GET"], include_in_schema=False)
 
 
 def _limit(request: Request) -> int:

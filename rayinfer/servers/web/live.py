@@ -24,6 +24,7 @@ from rayinfer.outputs import EngineStats
 from rayinfer.protocols import ModelDescription
 from rayinfer.servers.access.web_origins import is_here
 from rayinfer.servers.caller import caller_of, usable_models
+from rayinfer.servers.documented_routes import add_documented_route
 from rayinfer.servers.generation.server_sent_events import EVENT_HEADERS, EVENT_STREAM, event
 from rayinfer.servers.openapi import READ_ERRORS, responses
 from rayinfer.servers.operators.operations import ScalingDecisionsOf
@@ -124,7 +125,7 @@ def add_live_route(
 
     described = responses(None, *READ_ERRORS)
     described[200]["content"] = {EVENT_STREAM.partition(";")[0]: {"schema": _SAMPLE}}
-    app.add_api_route(PATH, live, methods=["GET"], response_class=Response, responses=described)
+    add_documented_route(app, PATH, live, methods=["GET"], responses=described)
 
 
 async def _events(samples: LiveSamples, viewer: Viewer) -> AsyncIterator[bytes]:

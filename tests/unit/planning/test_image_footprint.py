@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import rayinfer_kernels
 from rayinfer.errors import ConfigError
 from rayinfer.images.headers import ImageSize
 from rayinfer.images.prompts import PROCESSOR_FILES, ImagePrompts
@@ -29,6 +30,7 @@ def folder(request, tmp_path_factory):
 def test_weights_and_tokens_are_those_of_the_loaded_model(folder):
     images = footprint_of(str(folder), dtype="float32", image_size=SIZE).images
     prompts = ImagePrompts.from_folder(folder)
+    rayinfer_kernels.configure(None)  # an engine may have left its own, and packed weights are no parameters
     model = load_image_model(folder, prompts, 64, torch.float32, torch.device("cpu"))
     assert images.weight_bytes == 4 * sum(parameter.numel() for parameter in model.parameters())
     assert images.tokens_per_image == prompts.num_tokens(SIZE) > 0

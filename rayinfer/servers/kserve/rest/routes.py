@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI
-from starlette.responses import Response
 
+from rayinfer.servers.documented_routes import add_documented_route
 from rayinfer.servers.kserve.inference import InferenceService
 from rayinfer.servers.kserve.rest.infer_endpoints import InferEndpoints
 from rayinfer.servers.kserve.rest.model_endpoints import ModelEndpoints
@@ -61,11 +61,11 @@ def _versions(action: str) -> list[str]:
 
 def _add(app: FastAPI, paths: Sequence[str], endpoint: Callable[..., Any], method: str, *, prefix: str = "") -> None:
     for path in paths:
-        app.add_api_route(
+        add_documented_route(
+            app,
             prefix + path,
             endpoint,
             methods=[method],
-            response_class=Response,
             include_in_schema=path != "/" and "/region/" not in path,
             responses=responses({}, *KSERVE_ERRORS, error_schema="KServeError"),
             openapi_extra=None if method == "GET" else _EMPTY_BODY if path in _READ_ONLY else _ANY_BODY,

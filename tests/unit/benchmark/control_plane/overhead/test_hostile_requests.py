@@ -6,7 +6,12 @@ from rayinfer.servers import json_decoding, request_bounds
 from rayinfer.servers.access.web_origins import OriginPolicy
 from rayinfer.servers.openai import schemas
 
-CORPUS = hostile_requests.hostile_requests("m", hostile_requests.hostile_kinds())
+KINDS = hostile_requests.hostile_kinds()
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return hostile_requests.hostile_requests("m", KINDS)
 
 
 def test_the_corpus_goes_to_the_limits_that_a_service_has():
@@ -17,8 +22,8 @@ def test_the_corpus_goes_to_the_limits_that_a_service_has():
     assert request_bounds.RequestBounds().max_headers == hostile_requests.MAX_HEADERS
 
 
-def test_no_request_is_turned_away_for_the_name_of_its_host():
-    for request in (request for requests in CORPUS.values() for request in requests):
+def test_no_request_is_turned_away_for_the_name_of_its_host(corpus):
+    for request in (request for requests in corpus.values() for request in requests):
         head = request.content.partition(b"\r\n\r\n")[0].decode(errors="replace")
         if not head.partition("\r\n")[0].endswith(" HTTP/1.1"):
             continue  # not even HTTP
@@ -28,13 +33,13 @@ def test_no_request_is_turned_away_for_the_name_of_its_host():
         assert OriginPolicy(is_local=True).refusal(method, path, headers, "127.0.0.1") is None
 
 
-def test_hostile_grammars_are_all_different():
-    assert len({request.content for request in CORPUS["grammars"]}) == hostile_requests.NUM_GRAMMARS
+def test_hostile_grammars_are_all_different(corpus):
+    assert len({request.content for request in corpus["grammars"]}) == hostile_requests.NUM_GRAMMARS
 
 
-@pytest.mark.parametrize("kind", sorted(set(CORPUS) - {"over the limits"}))
-def test_a_body_is_as_long_as_its_head_says_and_not_too_long(kind):
-    for request in CORPUS[kind]:
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"over the limits"}))
+def test_a_body_is_as_long_as_its_head_says_and_not_too_long(corpus, kind):
+    for request in corpus[kind]:
         head, _, body = request.content.partition(b"\r\n\r\n")
         if request.is_complete and head.startswith(b"POST"):
             assert b"Content-Length: %d\r\n" % len(body) in head + b"\r\n"
@@ -42,6 +47,6 @@ def test_a_body_is_as_long_as_its_head_says_and_not_too_long(kind):
 
 
 @pytest.mark.parametrize("kind", ["numbers", "long numbers", "strings", "messages", "escapes", "logit biases"])
-def test_largest_bodies_are_decoded_and_not_refused_for_their_size(kind):
-    for request in CORPUS[kind][:2]:
+def test_largest_bodies_are_decoded_and_not_refused_for_their_size(corpus, kind):
+    for request in corpus[kind][:2]:
         assert json_decoding.decode_json(request.content.partition(b"\r\n\r\n")[2])["model"] == "m"
