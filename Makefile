@@ -36,7 +36,7 @@ serve: $(INSTALLED) ## serve the default model on http://127.0.0.1:8000
 test: $(INSTALLED) ## run every test that needs no GPU and no large checkpoint
 ifeq ($(strip $(ARGS)),)
 	@$(BIN)/python -m pytest --ignore=tests/integration --ignore=tests/faults --ignore=tests/architecture -n 3 --no-loadscope-reorder
-	@$(BIN)/python -m pytest tests/integration
+	@$(BIN)/python -m pytest tests/integration -n 2 --no-loadscope-reorder
 	@exec $(BIN)/python -m pytest tests/faults
 else
 	@exec $(BIN)/python -m pytest $(ARGS)
