@@ -59,6 +59,7 @@ class GroupExecutor:
         self._link = link  # the part's, to the other stages
         self._lock = threading.RLock()  # one command at a time, all ranks in the same order
         self._in_flight: deque[StepInFlight] = deque()
+        self._loaded_adapters: set[str] = set()  # by all ranks, their digests
         self._death: EngineDead | None = None
         self._is_over = False
         self._finalizer = weakref.finalize(
@@ -120,9 +121,11 @@ class GroupExecutor:
             found += [self._adapter_reply(rank) for rank in range(1, len(self._group.connections) + 1)]
         refusals = [each for each in found if isinstance(each, str)]
         facts = [each for each in found if isinstance(each, AdapterFacts)]
-        if not refusals and len({each.digest for each in facts}) == 1:
+        digests = {each.digest for each in facts}
+        if not refusals and len(digests) == 1:
+            self._loaded_adapters |= digests
             return facts[0]
-        for digest in {each.digest for each in facts}:
+        for digest in digests - self._loaded_adapters:  # others were there before, and requests may have them
             self.drop_adapter(digest)
         raise AdapterRefused(refusals[0] if refusals else f"{folder} has other content on the node of another rank")
 
@@ -131,6 +134,7 @@ class GroupExecutor:
         with self._command():
             self._broadcast(DropAdapter(digest))
             self._part.drop_adapter(digest)
+            self._loaded_adapters.discard(digest)
 
     def _adapter_reply(self, rank: int) -> AdapterFacts | str:
         reply = self._reply_of(rank)

@@ -8,11 +8,12 @@ import numpy as np
 
 from rayinfer.engine.distributed.group_executor import GroupExecutor
 from rayinfer.engine.distributed.rank_worker import RankWorker
-from rayinfer.engine.plan.executor_commands import BlockCopy, SleepLevel
+from rayinfer.engine.plan.executor_commands import AdapterFacts, BlockCopy, SleepLevel
 from rayinfer.engine.plan.step_plan import SampledTokens, StepPlan
 from rayinfer.engine.ranks.rank_group import RankGroup
 from rayinfer.engine.ranks.rendezvous import RendezvousHost
 from rayinfer.engine.worker.step_results import NO_TOKENS, FinishedStep
+from rayinfer.errors import AdapterRefused
 from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
 from rayinfer.tensor_parallel import RankCoordinates
 from support.fakes.step_plans import make_plan
@@ -41,6 +42,16 @@ class RecordingExecutor:
         self.before_step = before_step
         self.before_move = before_move
         self.recorded: list[object] = []
+        self.adapters: dict[str, str] = {}  # digests by folder; others are refused
+
+    def load_adapter(self, folder: str) -> AdapterFacts:
+        if (digest := self.adapters.get(folder)) is None:
+            raise AdapterRefused(f"{folder} is not there")
+        self.recorded.append(("load", digest))
+        return AdapterFacts(digest, 4, 100)
+
+    def drop_adapter(self, digest: str) -> None:
+        self.recorded.append(("drop", digest))
 
     def submit(self, plan: StepPlan) -> FinishedStep:
         self.before_step()

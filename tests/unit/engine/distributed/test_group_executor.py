@@ -8,7 +8,7 @@ import pytest
 
 from rayinfer.engine.distributed.group_executor import GroupExecutor
 from rayinfer.engine.plan.executor_commands import BlockCopy, SleepLevel
-from rayinfer.errors import EngineDead
+from rayinfer.errors import AdapterRefused, EngineDead
 from rayinfer.liveness import LivenessLimits
 from support.fakes.rank_threads import ThreadRanks, plan_of
 from support.services.polling import wait_until
@@ -89,6 +89,37 @@ def test_waits_of_the_first_stage_do_not_count_as_busy_time():
     rank0.shutdown()
     ranks.join()
     assert ranks.failures == {}
+
+
+@pytest.mark.parametrize("refusing", [0, 1])
+def test_an_adapter_that_one_rank_refuses_is_dropped_unless_all_had_it_before(refusing):
+    ranks = ThreadRanks(2)
+    for executor in ranks.executors:
+        executor.adapters = {"mine": "a", "also mine": "a", "new": "b"}
+    assert ranks.rank0.load_adapter("mine").digest == "a"
+    for folder in ("also mine", "new"):
+        del ranks.executors[refusing].adapters[folder]
+        with pytest.raises(AdapterRefused, match=f"{folder} is not there"):
+            ranks.rank0.load_adapter(folder)
+    ranks.rank0.drop_adapter("a")
+    ranks.rank0.shutdown()
+    ranks.join()
+    others = [("load", "a"), ("load", "a"), ("load", "b"), ("drop", "b"), ("drop", "a")]
+    refused = [("load", "a"), ("drop", "b"), ("drop", "a")]
+    recorded = [[command for command in executor.recorded if command != "shutdown"] for executor in ranks.executors]
+    assert recorded == ([refused, others] if refusing == 0 else [others, refused])
+    assert ranks.failures == {}
+
+
+def test_an_adapter_with_other_content_on_another_node_is_refused_and_dropped():
+    ranks = ThreadRanks(2)
+    for executor, digest in zip(ranks.executors, "ab", strict=True):
+        executor.adapters = {"mine": digest}
+    with pytest.raises(AdapterRefused, match="other content on the node of another rank"):
+        ranks.rank0.load_adapter("mine")
+    ranks.rank0.shutdown()
+    ranks.join()
+    assert {("drop", "a"), ("drop", "b")} <= set(ranks.executors[1].recorded)
 
 
 def test_a_shutdown_waits_for_the_step_in_flight():
