@@ -132,8 +132,7 @@ def build_app(
     gRPC has its own generation service. With `access`, all but `open_paths.py` needs a key, and with `opens_load` the
     load does not. Without `response_store` responses are in memory; `operations` need `enable_engine_control`.
     """
-    app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False, **NO_PAGES)
-    serve_document(app)
+    app = _empty_app()
     trust_tenant_header(app, trusts_tenant_header)
     app.add_middleware(LoadShedding, models=models, metrics=metrics, paths=_SHED_PATHS)
     _add_access(app, metrics, access, access_log, origins, opens_load=opens_load)
@@ -158,6 +157,12 @@ def build_app(
     _add_stored(app, kserve.generation, batches, response_store)
     _add_changes_and_usage(app, adapters, access, price_per_engine_hour)
     _complete_document(app)
+    return app
+
+
+def _empty_app() -> FastAPI:
+    app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False, **NO_PAGES)
+    serve_document(app)
     return app
 
 
