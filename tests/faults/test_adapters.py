@@ -58,9 +58,9 @@ def test_a_thousand_adapters_answer_exactly_while_engines_are_killed(adapted, an
     )
     row.note = f"{num_kills} kills, {NUM_ADAPTERS} adapters, {NUM_RESIDENT} of them in each engine's memory"
     assert num_kills == wanted
-    for engine in adapted.engine_names():
-        assert 0 < adapted.metric("rayinfer_adapters_resident", engine=engine) <= NUM_RESIDENT
     judge(report, row, adapted)
+    resident = [adapted.metric("rayinfer_adapters_resident", engine=engine) for engine in adapted.engine_names()]
+    assert 0 < max(resident) <= NUM_RESIDENT, resident  # an engine that was just started may have none yet
 
 
 def test_slots_that_are_not_compared_with_adapters_give_wrong_answers(adapted, answers, report):
