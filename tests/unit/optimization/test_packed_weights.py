@@ -65,7 +65,9 @@ def test_each_mode_stays_near_float32(mode, dtype, folder, tmp_path, compiled_ke
     assert least < (difference.square().mean() / wanted.square().mean()).sqrt() < most
 
 
-@pytest.mark.parametrize("name", ["smollm3", "granite", "granite 4", "olmo2, one head of keys", "olmo3", "ministral3"])
+@pytest.mark.parametrize(
+    "name", ["smollm3", "granite", "granite 4", "olmo2, one head of keys", "olmo3", "ministral3", "gemma3"]
+)
 def test_int8_dynamic_stays_near_float32_in_every_kind_of_layer(name, tmp_path, compiled_kernels):
     folder = DECODERS[name](tmp_path / "model")
     (wanted,) = DecoderRun(folder).feed((0, PROMPT))

@@ -12,9 +12,15 @@ from support.tiny_models.tiny_vision import make_tiny_vision_model
 LEAST, MOST = 0.01, 0.08  # distance of logits from float32's, by their root mean square, as of other architectures
 
 
-@pytest.mark.parametrize("make", [make_tiny_vision_model, make_tiny_qwen_vision_model])
-def test_int8_dynamic_stays_near_float32(make, tmp_path, compiled_kernels):
-    folder = make(tmp_path)
+@pytest.mark.parametrize(
+    ("make", "family"),
+    [
+        *((make_tiny_vision_model, family) for family in ("idefics3", "smolvlm")),
+        *((make_tiny_qwen_vision_model, family) for family in ("qwen2_5_vl", "qwen2_vl")),
+    ],
+)
+def test_int8_dynamic_stays_near_float32(make, family, tmp_path, compiled_kernels):
+    folder = make(tmp_path, family=family)
     images = 4 * torch.randn(len(PROMPT), 64, generator=torch.Generator().manual_seed(3))
 
     def load(path, dtype):
