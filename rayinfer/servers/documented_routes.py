@@ -1,7 +1,7 @@
 """Routes whose endpoints read their requests themselves, and the OpenAPI document of them all.
 
-FastAPI describes them when the document is asked for. It serves none of them: what it learns of a route's parameters
-takes half a millisecond for each of two hundred routes at every start, and some tens of microseconds at every request.
+FastAPI describes them when the document is asked for. Starlette serves them: FastAPI would inspect the parameters of
+each of two hundred routes at every start, two thirds of the time that an application takes to build.
 """
 
 import asyncio
