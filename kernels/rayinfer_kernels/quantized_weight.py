@@ -82,7 +82,11 @@ def quantize_float8(weight: torch.Tensor, *, is_gated: bool = False) -> PackedWe
 
 
 def unpack_quantized(packed: PackedWeight) -> QuantizedWeight:
-    """Return the numbers and scales that one layer was packed from."""
+    """Return the numbers and scales that a layer was packed from, or several layers of eight bits."""
+    if not packed.format.has_four_bits and packed.panels.dim() > 4:
+        layers = [unpack_quantized(packed.layer(index)) for index in range(len(packed.panels))]
+        q, scales = (torch.stack([getattr(layer, part) for layer in layers]) for part in ("q", "scales"))
+        return QuantizedWeight(q, scales, packed.format)
     indices = torch.arange(packed.num_rows, device=packed.panels.device)
     return QuantizedWeight(*packed.quantized_rows(indices), packed.format, packed.group_offsets(indices))
 

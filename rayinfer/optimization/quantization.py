@@ -10,7 +10,9 @@ from rayinfer.errors import ConfigError
 from rayinfer.layers.decoder_layer import DecoderLayer
 from rayinfer.layers.expert_linear import ExpertLinear
 from rayinfer.layers.matrix import Matrix
+from rayinfer.layers.mixture_of_experts import MixtureOfExperts
 from rayinfer.layers.norms import RMSNorm
+from rayinfer.layers.shards import ShardSlice
 from rayinfer.models.causal_decoder import CausalDecoder
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.loader import empty_decoder, load_decoder
@@ -24,13 +26,14 @@ from rayinfer.optimization.tensor_file import StoredTensors
 from rayinfer.tensor_parallel import UNSHARDED, Shard
 from rayinfer_kernels import ops
 
-INT8_DYNAMIC, INT4, FP8 = "int8-dynamic", "int4", "fp8"
+INT8, INT8_DYNAMIC, INT4, FP8 = "int8", "int8-dynamic", "int4", "fp8"
+_EXPERT_MODES = (INT8, INT8_DYNAMIC)  # of mixtures of experts: their numbers are found matrix by matrix
 # What is inside the layers, and what stands before and behind them: embedding and head.
 _LAYER_FORMATS: Mapping[str, ops.WeightFormat] = MappingProxyType(
-    {"int8": ops.WeightFormat.INT8, INT8_DYNAMIC: ops.WeightFormat.INT8_DYNAMIC, INT4: ops.WeightFormat.INT4_DYNAMIC}
+    {INT8: ops.WeightFormat.INT8, INT8_DYNAMIC: ops.WeightFormat.INT8_DYNAMIC, INT4: ops.WeightFormat.INT4_DYNAMIC}
 )
 _END_FORMATS: Mapping[str, ops.WeightFormat] = MappingProxyType(
-    {"int8": ops.WeightFormat.INT8, INT8_DYNAMIC: ops.WeightFormat.INT8_DYNAMIC, INT4: ops.WeightFormat.INT8_DYNAMIC}
+    {INT8: ops.WeightFormat.INT8, INT8_DYNAMIC: ops.WeightFormat.INT8_DYNAMIC, INT4: ops.WeightFormat.INT8_DYNAMIC}
 )
 
 
@@ -51,11 +54,14 @@ def load_float8_decoder(folder: Path, dtype: torch.dtype, device: torch.device, 
 
 
 def check_can_quantize(decoder: object, quantization: str) -> None:
-    """Raise ConfigError for a model whose products are not all those of plain linear layers."""
+    """Raise ConfigError for a model whose products this mode cannot compute."""
     if not isinstance(decoder, CausalDecoder):
         raise ConfigError(f"quantization {quantization!r} is for decoder-only models, and this one also has an encoder")
-    if any(isinstance(module, ExpertLinear) for module in decoder.modules()):
-        raise ConfigError(f"quantization {quantization!r} is not supported for mixtures of experts")
+    if quantization not in _EXPERT_MODES and any(isinstance(module, ExpertLinear) for module in decoder.modules()):
+        supported = " and ".join(map(repr, _EXPERT_MODES))
+        raise ConfigError(
+            f"quantization {quantization!r} is not supported for mixtures of experts, only {supported} on CPUs"
+        )
 
 
 def quantize_decoder(decoder: torch.nn.Module, quantization: str, folder: Path, dtype: torch.dtype) -> None:
@@ -94,7 +100,7 @@ def quantize_shard(
         _replace_matrices(decoder, formats, lambda name, weight: ops.quantize(weight, formats[name], largest.get(name)))
         return
     packed = whole()
-    _copy_norms(decoder, packed.tensors)
+    _copy_norms(decoder, packed.tensors, cuts)
     _replace_matrices(
         decoder,
         formats,
@@ -103,10 +109,12 @@ def quantize_shard(
 
 
 @torch.no_grad()
-def _copy_norms(decoder: torch.nn.Module, whole: Mapping[str, torch.Tensor]) -> None:
+def _copy_norms(decoder: torch.nn.Module, whole: Mapping[str, torch.Tensor], cuts: Mapping[str, ShardSlice]) -> None:
     for name, module in decoder.named_modules():
         if isinstance(module, RMSNorm):
-            module.weight.copy_(whole[f"{name}.weight"])
+            weight = f"{name}.weight"
+            # A norm of all heads' queries is cut with them.
+            module.weight.copy_(cuts[weight].of(whole[weight]) if weight in cuts else whole[weight])
 
 
 def _with_four_bits(formats: Mapping[str, ops.WeightFormat]) -> list[str]:
@@ -129,13 +137,14 @@ def _replace_matrices(
 
 
 def matrix_formats(decoder: torch.nn.Module, quantization: str) -> dict[str, ops.WeightFormat]:
-    """Return the format of every matrix by name."""
+    """Return the format of every matrix by name, but of routers: a rounded one would choose other experts."""
     layers = _layer_names(decoder)
     in_layer, at_end = _LAYER_FORMATS[quantization], _END_FORMATS[quantization]
+    routers = {module.gate for module in decoder.modules() if isinstance(module, MixtureOfExperts)}
     return {
         name: in_layer if _is_within(name, layers) else at_end
         for name, module in decoder.named_modules()
-        if isinstance(module, Matrix)
+        if isinstance(module, Matrix) and module not in routers
     }
 
 
