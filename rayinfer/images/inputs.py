@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,8 @@ from rayinfer.images.headers import ImageSize, read_upright_size
 from rayinfer.predictions import DEFAULT_IMAGE_LIMITS, ImageInput, ImageLimits
 
 MAX_IMAGES = 8  # of a prompt, unless a service allows another number
-_FETCHED = ("http:", "https:")
+_FETCHED = ("http", "https")
+_URL = re.compile(r"\s{0,99}([a-zA-Z][a-zA-Z0-9+.-]{0,99}):")  # no base64 has a colon
 IMAGE_PARTS = ("image_url", "image", "image_pil")  # types of content parts with an image, which hold it by this name
 
 
@@ -29,7 +31,7 @@ class RemoteImages(NotSupported):
     @staticmethod
     def check(values: Sequence[Any], param: str) -> None:
         """Raise the error where values are URLs over HTTP."""
-        if urls := [each for each in values if isinstance(each, str) and each[:8].lower().startswith(_FETCHED)]:
+        if urls := [each for each in values if isinstance(each, str) and _scheme(each) in _FETCHED]:
             raise RemoteImages(urls, param)
 
 
@@ -65,11 +67,13 @@ def decode_image_text(value: Any, param: str) -> bytes:
     """Return the bytes of a data: URL or of base64; raises InvalidParameter, and RemoteImages for a URL over HTTP."""
     if not isinstance(value, str) or not value:
         raise InvalidParameter(f"{param} must be a data: URL or base64", param)
-    scheme = value[:8].lower()
     RemoteImages.check([value], param)
-    if scheme.startswith(("ftp:", "file:")):
-        raise NotSupported("Images are not fetched from such URLs: send a data: URL or base64.", param)
-    if scheme.startswith("data:"):
+    scheme = _scheme(value)
+    if scheme not in ("", "data"):
+        raise NotSupported(
+            f"{param}: images are not fetched from URLs of {scheme[:20]!r}: send a data: URL or base64.", param
+        )
+    if scheme:
         head, comma, value = value.partition(",")
         if not comma or not head.lower().endswith(";base64"):
             raise InvalidParameter(f"{param} must be a data: URL with base64", param)
@@ -77,6 +81,12 @@ def decode_image_text(value: Any, param: str) -> bytes:
         return base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError):
         raise InvalidParameter(f"{param} is not valid base64", param) from None
+
+
+def _scheme(value: str) -> str:
+    """Return the scheme of a URL in lower case, as browsers read it: behind spaces; empty of anything else."""
+    found = _URL.match(value)
+    return found[1].lower() if found else ""
 
 
 @dataclass(frozen=True, slots=True)

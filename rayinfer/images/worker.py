@@ -8,8 +8,9 @@ import sys
 import warnings
 from typing import IO
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 
+from rayinfer.images.headers import is_image
 from rayinfer.images.shapes import ANSWER, IMAGE, PIXELS, REFUSED, AnyShape, ImageShape, PatchedShape, TiledShape
 from rayinfer.predictions import DEFAULT_IMAGE_LIMITS, ImageLimits
 
@@ -37,8 +38,7 @@ def decode_image(content: bytes, shape: AnyShape | None, limits: ImageLimits = D
     except RefusedImage:
         raise
     except Exception as error:  # Pillow's decoders raise errors of a dozen kinds for broken files
-        kind = "no JPEG, PNG or WebP image" if isinstance(error, UnidentifiedImageError) else "broken"
-        raise RefusedImage(f"the image is {kind}") from error
+        raise RefusedImage(f"the image is {'broken' if is_image(content) else 'no JPEG, PNG or WebP image'}") from error
 
 
 def _check_header(image: Image.Image, limits: ImageLimits) -> None:

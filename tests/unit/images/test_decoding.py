@@ -118,6 +118,7 @@ def animated(kind):
         (encoded(two_halves(), "TIFF"), "no JPEG, PNG or WebP image"),
         (encoded(two_halves(), "BMP"), "no JPEG, PNG or WebP image"),
         (b"", "no JPEG, PNG or WebP image"),
+        (png_of(40, 40)[:33], "the image is broken"),  # behind its header
         (b"%!PS-Adobe-3.0 EPSF-3.0\n", "no JPEG, PNG or WebP image"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "no JPEG, PNG or WebP image"),
         (png_of(500, 500, b"garbage"), "the image is broken"),

@@ -186,7 +186,7 @@ HOSTILE = {
         "several frames",
     ),
     "loopback": ("http://127.0.0.1:8000/metrics", NotSupported, "not fetched from URLs"),
-    "file": ("file:///etc/passwd", NotSupported, "not fetched from such URLs"),
+    "file": ("file:///etc/passwd", NotSupported, "not fetched from URLs of 'file'"),
     "not base64": ("data:image/png;base64,%%%", InvalidParameter, "not valid base64"),
     "number": (17, InvalidParameter, "must be an image of Pillow, bytes or a data: URL"),
     "too many bytes": (b"\x89PNG\r\n\x1a\n" + bytes(11 << 20), InvalidParameter, "may have 10485760 bytes"),

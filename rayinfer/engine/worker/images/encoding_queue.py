@@ -106,8 +106,12 @@ class EncodingQueue:
     def _run_calls(self) -> None:
         while self._calls:
             function, called = self._calls.popleft()
-            function()
-            called.set_result(None)
+            try:
+                function()
+            except Exception as error:  # the caller's: the thread goes on
+                called.set_exception(error)
+            else:
+                called.set_result(None)
 
     def _remove(self, encoding: Encoding) -> None:
         with self._changed:

@@ -135,6 +135,8 @@ class ImageEncoder:
                 if encoding.done.cancelled():
                     return
                 found.append(self._encoded(image))
+        except BadImage as error:
+            encoding.fail(error if len(encoding.images) == 1 else _numbered(error, len(found), len(encoding.images)))
         except Exception as error:  # also of weights that cannot be read again: the engine ends with it
             encoding.fail(error)
         else:
@@ -177,3 +179,7 @@ class ImageEncoder:
             self._latest.clear()
             self._known.clear()
             self._num_cached_bytes = 0
+
+
+def _numbered(error: BadImage, index: int, count: int) -> BadImage:
+    return BadImage(f"image {index + 1} of {count}: {error}", error.param)

@@ -126,7 +126,9 @@ HOSTILE = {
     "svg": (data_url(b"<svg xmlns='http://www.w3.org/2000/svg'/>", "svg+xml"), "must be an image: JPEG, PNG or WebP"),
     "loopback": ("http://127.0.0.1:8000/metrics", "not fetched from URLs"),
     "metadata service": ("http://169.254.169.254/latest", "not fetched from URLs"),
-    "file": ("file:///etc/passwd", "not fetched from such URLs"),
+    "file": ("file:///etc/passwd", "not fetched from URLs of 'file'"),
+    "loopback behind a space": (" HTTP://127.0.0.1:8000/metrics", "not fetched from URLs"),
+    "gopher": ("gopher://127.0.0.1/1", "not fetched from URLs of 'gopher'"),
     "not base64": ("data:image/png;base64,%%%", "not valid base64"),
     "number": (17, "must be a data: URL or base64"),
 }
@@ -139,6 +141,9 @@ async def test_hostile_images_get_400_beside_a_request_that_goes_on(folder):
             answer = await client.post(CHAT, json=chat_body(url))
             assert (answer.status_code, name) == (400, name), answer.text
             assert message in answer.json()["error"]["message"]
+        urls = (data_url(encoded(IMAGE)), HOSTILE["cut off"][0], data_url(encoded(IMAGE)))
+        answer = await client.post(CHAT, json=chat_body(*urls))
+        assert (answer.status_code, "image 2 of 3: the image is broken" in answer.text) == (400, True)
         streamed = await client.post(CHAT, json=chat_body(HOSTILE["cut off"][0], stream=True))
         assert (streamed.status_code, "broken" in streamed.text) == (400, True)
         answer = await client.post(CHAT, json=chat_body(*[data_url(b"")] * 4000))
