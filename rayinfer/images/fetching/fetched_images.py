@@ -12,7 +12,7 @@ def with_fetched_images(body: Mapping[str, Any], images: Mapping[str, bytes]) ->
     """Return a body that has images in data: URLs where it named them by a URL; the body itself is left as it is.
 
     Places of images are `image_url` of a content part, as a string or an object with `url` (OpenAI), `source` with
-    `url` (Anthropic), and the fields of classification.
+    `url` (Anthropic, also within results of tools), and the fields of classification.
     """
     urls = {url: "data:;base64," + base64.b64encode(content).decode() for url, content in images.items()}
     taken = {name: _with_parts(body[name], urls) for name in _LISTS if isinstance(body.get(name), list)}
@@ -33,6 +33,8 @@ def _with_image(part: Any, urls: Mapping[str, str]) -> Any:
     if not isinstance(part, dict):
         return part
     changed = dict(part)
+    if isinstance(part.get("content"), list):  # of a tool's result
+        changed["content"] = [_with_image(each, urls) for each in part["content"]]
     for name in ("image_url", "source"):
         value = part.get(name)
         if isinstance(value, dict) and "url" in value:

@@ -56,7 +56,7 @@ def _openai_tool(tool: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def _template_messages(message: AnthropicMessage, path: str) -> Iterator[dict[str, Any]]:
-    """Yield a message's results of tools as messages of their own, then the rest of it."""
+    """Yield a message's results of tools as messages of their own, then the rest of it with the images of all."""
     if isinstance(message.content, str):
         yield {"role": message.role, "content": message.content}
         return
@@ -76,7 +76,9 @@ def _template_messages(message: AnthropicMessage, path: str) -> Iterator[dict[st
                 calls.append(_tool_call(block, here))
             case "tool_result" if message.role == "user":
                 num_results += 1
-                yield _tool_result(block, here)
+                result, images = _tool_result(block, here)
+                parts += images
+                yield result
             case kind if kind in _IGNORED and message.role == "assistant":
                 pass
             case kind:
@@ -112,13 +114,21 @@ def _tool_call(block: dict[str, Any], path: str) -> dict[str, Any]:
     return {"id": str(block.get("id", "")), "type": "function", "function": function}
 
 
-def _tool_result(block: dict[str, Any], path: str) -> dict[str, Any]:
+def _tool_result(block: dict[str, Any], path: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return a result's message, and its images, which templates read in messages of users only."""
     if not isinstance(block.get("tool_use_id"), str):
         raise InvalidParameter(f"{path}.tool_use_id must be a string", f"{path}.tool_use_id")
     content = block.get("content") or ""
     if not isinstance(content, str | list):
         raise InvalidParameter(f"{path}.content must be a string or a list of blocks", f"{path}.content")
-    return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": _text(content, f"{path}.content")}
+    images: list[dict[str, Any]] = []
+    texts = [content] if isinstance(content, str) else []
+    for position, part in enumerate(content if isinstance(content, list) else ()):
+        if isinstance(part, dict) and part.get("type") == "image":
+            images.append(_image(part, f"{path}.content.{position}"))
+        else:
+            texts.append(_text([part], f"{path}.content", position))
+    return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": "".join(texts)}, images
 
 
 def _text(content: str | Sequence[Any], path: str, first: int = 0) -> str:

@@ -120,6 +120,32 @@ async def test_all_protocols_answer_as_the_model_in_python(folder):
         assert card["image_limits"] == limits
 
 
+async def test_an_image_in_a_tools_result_is_read_in_the_users_message_behind_it(folder):
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(encoded(IMAGE)).decode()}
+    seen = [{"type": "text", "text": "A picture."}, {"type": "image", "source": source}]
+    asked = {"role": "user", "content": "What is there?"}
+    called = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": seen}
+    result_parts = [result, {"type": "text", "text": TEXT}]
+    body = {"model": "vision", "max_tokens": 8, "temperature": 0}
+    messages = [asked, {"role": "assistant", "content": [called]}, {"role": "user", "content": result_parts}]
+    function = {"name": "look", "arguments": "{}"}
+    same = [
+        asked,
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "t1", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "t1", "content": "A picture."},
+        chat_body(data_url(encoded(IMAGE)))["messages"][0],
+    ]
+    async with serving(folder) as (client, _, _):
+        answer = (await client.post(MESSAGES, json=body | {"messages": messages})).json()
+        wanted = (await client.post(CHAT, json=body | {"messages": same})).json()
+        assert answer["content"][0]["text"] == wanted["choices"][0]["message"]["content"]
+        assert answer["usage"]["input_tokens"] == wanted["usage"]["prompt_tokens"] > 30
+        source["data"] = base64.b64encode(encoded(IMAGE)[:-300]).decode()
+        refused = await client.post(MESSAGES, json=body | {"messages": messages})
+        assert (refused.status_code, "the image is broken" in refused.text) == (400, True)
+
+
 HOSTILE = {
     "bomb of 100 gigapixels": (data_url(png_header(316_228, 316_228)), "8192 pixels a side"),
     "cut off": (data_url(encoded(IMAGE)[:-300]), "the image is broken"),

@@ -63,6 +63,19 @@ async def test_images_of_allowed_hosts_reach_the_model_by_every_protocol(models,
         assert host.asked == ["/a.png"] * 5
 
 
+async def test_an_image_in_a_tools_result_is_fetched(models, generator):
+    async with image_host() as host, serving(models, generator, host.name) as client:
+        host.answers["/a.png"] = answer(IMAGE)
+        body = bodies(host.url("/a.png"))["/v1/messages"]
+        (message,) = body["messages"]
+        result = {"type": "tool_result", "tool_use_id": "t1", "content": message["content"]}
+        called = {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "look", "input": {}}]}
+        messages = [{"role": "user", "content": "Look."}, called, {"role": "user", "content": [result]}]
+        response = await client.post("/v1/messages", json=body | {"messages": messages})
+        assert response.status_code == 200, response.text
+        assert [[image.content for image in request.images] for request in generator.requests] == [[IMAGE]]
+
+
 async def test_several_images_keep_their_order(models, generator):
     other = encoded(picture_of(30, 30))
     async with image_host() as host, serving(models, generator, host.name) as client:
@@ -92,7 +105,7 @@ async def test_other_hosts_private_networks_and_bad_images_are_refused(models, g
                 ("http://169.254.169.254/latest/meta-data", "allowed_media_domains"),
                 (host.url("/b"), "must be an image"),
                 (host.url("/c"), "status 500"),
-                ("file:///etc/passwd", "such URLs"),
+                ("file:///etc/passwd", "URLs of 'file'"),
             ):
                 response = await client.post("/v1/chat/completions", json=chat(url))
                 assert (response.status_code, said in response.json()["error"]["message"]) == (400, True), response.text
