@@ -10,6 +10,7 @@ from support.faults.fault_models import SERVED_NAME
 from support.faults.fault_report import FaultRow
 from support.faults.fault_runs import judge, under_load, wait_until_whole
 from support.faults.faulty_service import FaultyService, kill
+from support.tiny_models.tiny_qwen_vision import make_tiny_qwen_vision_model
 from support.tiny_models.tiny_vision import encoded, make_tiny_vision_model, picture_of
 
 NUM_REQUESTS, NUM_TOKENS = 12, 64
@@ -18,10 +19,11 @@ SEEN_KILLS = 4  # without migration
 
 
 @pytest.fixture(scope="module")
-def service(host, tmp_path_factory):
-    folder = make_tiny_vision_model(tmp_path_factory.mktemp("vision"), family="smolvlm")
+def service(host, request, tmp_path_factory):
+    make = make_tiny_vision_model if request.param == "smolvlm" else make_tiny_qwen_vision_model
+    folder = make(tmp_path_factory.mktemp("vision"), family=request.param)
     model = {"name": SERVED_NAME, "model": str(folder), "dtype": "float32", "num_replicas": 2, "num_kv_blocks": 512}
-    service = FaultyService(host, "images", [model])
+    service = FaultyService(host, f"images-{request.param}", [model])
     yield service
     service.delete()
 
@@ -34,10 +36,14 @@ def body_of(number):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("without", ["", "no-migration"])
-def test_streams_with_images_survive_kills(service, report, without, pytestconfig):
+@pytest.mark.parametrize(
+    ("service", "without", "share"),
+    [("smolvlm", "", 1), ("smolvlm", "no-migration", 1), ("qwen2_5_vl", "", 5)],
+    indirect=["service"],
+)
+def test_streams_with_images_survive_kills(service, report, without, share, pytestconfig):
     row, draw = FaultRow(fault="kills", injected="engines killed under streams, half with images"), random.Random(31)
-    wanted, num_kills = SEEN_KILLS if without else pytestconfig.getoption("--image-kills"), 0
+    wanted, num_kills = SEEN_KILLS if without else pytestconfig.getoption("--image-kills") // share, 0
     with service.switched(without, slow_steps="0.02"):
         expected = record_answers(service.url, {number: body_of(number) for number in range(NUM_REQUESTS)})
         texts = {answer.choices[0][0] for number, answer in expected.items() if number % 2}

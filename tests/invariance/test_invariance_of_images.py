@@ -10,6 +10,7 @@ import pytest
 
 from rayinfer import LLM, SamplingParams
 from rayinfer.outputs import RequestOutput
+from support.tiny_models.tiny_qwen_vision import IMAGE, make_tiny_qwen_vision_model
 from support.tiny_models.tiny_vision import make_tiny_vision_model, picture_of
 
 SETTINGS: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "block_size": 8, "max_model_len": 400}
@@ -33,19 +34,28 @@ ALWAYS = ("chunks and preemption", "two tensor ranks")
 Prompts = list[tuple[dict[str, Any], SamplingParams]]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_vision_model(tmp_path_factory.mktemp("vision"))
+FAMILIES = {"idefics3": "<image>", "qwen2_5_vl": IMAGE}  # and their markers of images
+
+
+@pytest.fixture(scope="module", params=["idefics3", pytest.param("qwen2_5_vl", marks=pytest.mark.models)])
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def requests() -> Prompts:
+def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    make = make_tiny_vision_model if family == "idefics3" else make_tiny_qwen_vision_model
+    return make(tmp_path_factory.mktemp("vision"))
+
+
+@pytest.fixture(scope="module")
+def requests(family: str) -> Prompts:
     """Of each pair of requests with images both have the same text, and of some the first images are the same."""
     found: Prompts = []
     for number in range(16):
         images = [picture_of(*SIDES[number // 2 % 4], number % 8)] if number % 2 else []
         images += [picture_of(24, 20)] if number in (3, 5) else []
-        text = "Look here:" + " <image>" * len(images) + " What is the capital of France?"
+        text = "Look here:" + f" {FAMILIES[family]}" * len(images) + " What is the capital of France?"
         params = SamplingParams(
             temperature=0.0 if number % 3 else 0.9, seed=number, max_tokens=20 + number, ignore_eos=True, logprobs=2
         )

@@ -99,8 +99,12 @@ def test_8192_tokens_of_gemma_3_need_at_most_two_fifths_of_the_memory(
     use = PeakUse()
     engine = build_engine(config, folder, recorder=use)
     use.scheduler = engine.scheduler
-    run(engine, "long", [3 + 7 * i % 90 for i in range(8192 - 32)], max_tokens=32)
+    prompt = [3 + 7 * i % 90 for i in range(8192 - 32)]
+    answer = run(engine, "long", prompt, max_tokens=32)
     engine.exit()
+    whole = build_engine(config.model_copy(update={"disable_hybrid_kv_cache_manager": True}), folder)
+    assert run(whole, "long", prompt, max_tokens=32) == answer  # log probabilities, too
+    whole.exit()
     num_full = num_layers // 6
     needed = [
         blocks * num_full + pages * (num_layers - num_full) for blocks, pages in zip(use.blocks, use.pages, strict=True)

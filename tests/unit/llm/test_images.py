@@ -5,17 +5,17 @@ import struct
 import zlib
 
 import pytest
-import torch
 
 from rayinfer import LLM, SamplingParams
 from rayinfer.errors import InvalidParameter, NotSupported, RequestError
-from support.golden.decoder_runs import CLOSE
+from support.golden import image_answers as answers
+from support.golden.image_answers import GREEDY, SHORT, check_like_transformers, generate, text_of, tokens_of
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
 from support.tiny_models.tiny_vision import TransformersVision, encoded, make_tiny_vision_model, picture_of
 
 SETTINGS = {"dtype": "float32", "num_kv_blocks": 200, "block_size": 8, "num_threads": 1}
-GREEDY = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True, logprobs=3, prompt_logprobs=3)
-SHORT = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+CHUNKS = {"max_num_batched_tokens": 13, "enable_prefix_caching": False}
+IMAGE = "<image>"
 # Sizes, aspect ratios and counts; of the same size: pictures that differ.
 CASES = {
     "no image": [],
@@ -45,45 +45,16 @@ def llm(folder):
 @pytest.fixture(scope="module")
 def chunking_llm(folder):
     """Of 13 tokens a step, so that chunks begin and end within the 9 tokens of a tile."""
-    with LLM(str(folder), max_num_batched_tokens=13, enable_prefix_caching=False, **SETTINGS) as llm:
+    with LLM(str(folder), **CHUNKS, **SETTINGS) as llm:
         yield llm
+
+
+def prompt_of(images, text=None):
+    return answers.prompt_of(images, IMAGE, text)
 
 
 def pictures(case):
     return [picture_of(width, height, shift) for shift, (width, height) in enumerate(CASES[case])]
-
-
-def text_of(images):
-    return "What is this?" + " <image> and" * len(images)
-
-
-def prompt_of(images, text=None):
-    return {"prompt": text or text_of(images), "multi_modal_data": {"image": images}}
-
-
-def generate(llm, prompts, params=SHORT):
-    return llm.generate(prompts, params, use_tqdm=False)
-
-
-def tokens_of(outputs):
-    return [output.outputs[0].token_ids for output in outputs]
-
-
-def logprobs_of(entries, token_ids):
-    return torch.tensor([entry[token_id].logprob for entry, token_id in zip(entries, token_ids, strict=True)])
-
-
-def check_like_transformers(output, inputs, theirs):
-    """All tokens' log probabilities, of prompt and output, and greedy tokens."""
-    (completion,) = output.outputs
-    assert output.prompt_token_ids == inputs.token_ids
-    logits = theirs.logits(inputs, completion.token_ids)
-    num_prompt = len(inputs.token_ids)
-    assert logits[num_prompt - 1 : -1].argmax(-1).tolist() == completion.token_ids
-    token_ids = torch.tensor([*inputs.token_ids[1:], *completion.token_ids])
-    wanted = logits[:-1].log_softmax(-1).gather(1, token_ids[:, None])[:, 0]
-    entries = [*output.prompt_logprobs[1:], *completion.logprobs]
-    torch.testing.assert_close(logprobs_of(entries, token_ids.tolist()), wanted, **CLOSE)
 
 
 def test_answers_to_images_are_those_of_transformers_in_a_batch_and_in_chunks(llm, chunking_llm, theirs):
@@ -91,9 +62,21 @@ def test_answers_to_images_are_those_of_transformers_in_a_batch_and_in_chunks(ll
     whole, chunked = generate(llm, prompts, GREEDY), generate(chunking_llm, prompts, GREEDY)
     assert tokens_of(whole) == tokens_of(chunked)
     for case, output, in_chunks in zip(CASES, whole, chunked, strict=True):
-        inputs = theirs.inputs(text_of(CASES[case]), pictures(case))
+        inputs = theirs.inputs(text_of(CASES[case], IMAGE), pictures(case))
         check_like_transformers(output, inputs, theirs)
         check_like_transformers(in_chunks, inputs, theirs)
+
+
+@pytest.mark.models  # for their time
+@pytest.mark.parametrize("ranks", [{}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=str)
+def test_answers_of_smolvlm_are_those_of_transformers(ranks, tmp_path):
+    folder = make_tiny_vision_model(tmp_path, family="smolvlm", tie=True)
+    theirs = TransformersVision(folder, family="smolvlm")
+    with LLM(str(folder), **SETTINGS | CHUNKS | ranks) as llm:
+        for case, output in zip(
+            CASES, generate(llm, [prompt_of(pictures(case)) for case in CASES], GREEDY), strict=True
+        ):
+            check_like_transformers(output, theirs.inputs(text_of(CASES[case], IMAGE), pictures(case)), theirs)
 
 
 def test_a_conversation_with_images_in_any_form_has_one_answer(llm, theirs):

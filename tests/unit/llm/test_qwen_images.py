@@ -66,10 +66,11 @@ def test_answers_are_those_of_transformers_over_ranks(ranks, folder, theirs):
 
 
 @pytest.mark.models
-def test_answers_of_the_first_family_are_those_of_transformers(tmp_path):
+@pytest.mark.parametrize("ranks", [{}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=str)
+def test_answers_of_the_first_family_are_those_of_transformers(ranks, tmp_path):
     folder = make_tiny_qwen_vision_model(tmp_path, family="qwen2_vl", tie=True)
-    with LLM(str(folder), **SETTINGS | CHUNKS) as llm:
-        check_cases(llm, TransformersQwenVision(folder, family="qwen2_vl"), ["three"])
+    with LLM(str(folder), **SETTINGS | CHUNKS | ranks) as llm:
+        check_cases(llm, TransformersQwenVision(folder, family="qwen2_vl"))
 
 
 def test_text_alone_has_the_bits_of_a_model_without_images(llm, folder, tmp_path):
