@@ -77,6 +77,11 @@ class Implementation(Protocol):
     ) -> torch.Tensor:
         """Multiply by such a weight that is gated, and gate its outputs."""
 
+    def add_low_rank_(
+        self, out: torch.Tensor, x: torch.Tensor, low_rank: LowRank, *, is_gated: bool = False
+    ) -> torch.Tensor:
+        """Add the terms of adapters to outputs of a weight as the model has it, in place."""
+
     def grouped_gemm(self, x: torch.Tensor, weight: torch.Tensor, group_starts: torch.Tensor) -> torch.Tensor:
         """Multiply each group of rows by its own matrix."""
 

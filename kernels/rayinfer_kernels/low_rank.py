@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 NUMBERS_PER_GROUP = 32  # of A along its inputs; of B a panel's outputs
 RANKS_PER_BLOCK = 8
+NUMBERS_PER_PART = 7  # of a DeviceTable
 
 
 class LowRankPart(NamedTuple):
@@ -100,11 +101,19 @@ class AdapterArgument(ctypes.Structure):
     _fields_ = (("parts", ctypes.POINTER(PartArgument)), ("num_parts", c_int64))
 
 
+class SlotTiles(NamedTuple):
+    """Tokens that have an adapter, in tiles of which each has tokens of one slot."""
+
+    rows: torch.Tensor  # int32 [tokens that have one], sorted by slot
+    spans: torch.Tensor  # int32 [num_tiles, 3]: slot, first place in `rows`, number of rows
+
+
 class TokenSlots:
     """Slots of a step's tokens: -1 where a token has no adapter."""
 
     def __init__(self, slots: np.ndarray, device: torch.device) -> None:
         self._slots, self._device = slots.astype(np.int32), device
+        self._tiles: SlotTiles | None = None
         self.by_token = torch.from_numpy(self._slots)  # int32 [num_tokens], in host memory
 
     @cached_property
@@ -112,6 +121,33 @@ class TokenSlots:
         """Each slot with the indices of its tokens on the device, int64."""
         used = np.unique(self._slots[self._slots >= 0]).tolist()
         return [(slot, torch.from_numpy(np.flatnonzero(self._slots == slot)).to(self._device)) for slot in used]
+
+    def tiles(self, num_rows: int) -> SlotTiles:
+        """Cut the tokens into tiles of at most so many rows, on the device; the same for all layers of a step."""
+        if self._tiles is None:
+            order = np.argsort(self._slots, kind="stable").astype(np.int32)
+            rows = order[np.count_nonzero(self._slots < 0) :]
+            slots, firsts, counts = np.unique(self._slots[rows], return_index=True, return_counts=True)
+            spans = [
+                (slot, first + start, min(num_rows, count - start))
+                for slot, first, count in zip(slots.tolist(), firsts.tolist(), counts.tolist(), strict=True)
+                for start in range(0, count, num_rows)
+            ]
+            both = np.concatenate([np.array(spans, np.int32).reshape(-1), rows])
+            on_device = torch.from_numpy(both).to(self._device)  # in one copy
+            self._tiles = SlotTiles(on_device[3 * len(spans) :], on_device[: 3 * len(spans)].view(-1, 3))
+        return self._tiles
+
+
+class DeviceTable(NamedTuple):
+    """Terms of one linear layer as kernels of a GPU read them; a slot's unused parts have rank 0."""
+
+    # int64 [num_slots, max_parts, NUMBERS_PER_PART]: addresses of A and B, rank, begin, end, half, and where the part's
+    # products begin among those of its slot.
+    numbers: torch.Tensor
+    scales: torch.Tensor  # float32 [num_slots, max_parts]
+    max_rank: int
+    width: int  # the largest rank of a slot's terms together
 
 
 class LowRankTable:
@@ -122,6 +158,7 @@ class LowRankTable:
         self._part_arguments: list[object] = [None] * num_slots
         self.argument = (AdapterArgument * num_slots)()
         self.width = 0  # the largest rank of a slot's terms together
+        self._on_device: DeviceTable | None = None
 
     def __getitem__(self, slot: int) -> Sequence[LowRankPart]:
         """Return the terms of a slot; empty where its adapter leaves the layer alone."""
@@ -135,6 +172,28 @@ class LowRankTable:
             ctypes.cast(arguments, ctypes.POINTER(PartArgument)) if parts else None, len(parts)
         )
         self.width = max(sum(part.rank for part in each) for each in self._parts)
+        self._on_device = None
+
+    def on_device(self, device: torch.device) -> DeviceTable:
+        """Return the terms for kernels of a GPU; made anew where a slot has changed."""
+        if self._on_device is None:
+            max_parts = max(1, *map(len, self._parts))
+            numbers = np.zeros((len(self._parts), max_parts, NUMBERS_PER_PART), np.int64)
+            scales = np.zeros(numbers.shape[:2], np.float32)
+            for slot, parts in enumerate(self._parts):
+                first = 0
+                for index, part in enumerate(parts):
+                    addresses = part.a.data_ptr(), part.b.data_ptr()
+                    numbers[slot, index] = (*addresses, part.rank, part.begin, part.end, part.is_second_half, first)
+                    scales[slot, index] = part.scale
+                    first += part.rank
+            self._on_device = DeviceTable(
+                torch.from_numpy(numbers).to(device),
+                torch.from_numpy(scales).to(device),
+                max((part.rank for parts in self._parts for part in parts), default=0),
+                self.width,
+            )
+        return self._on_device
 
 
 class LowRank(NamedTuple):

@@ -20,7 +20,7 @@ from rayinfer_kernels.implementation import ArgmaxResult, RowMasks, SampledRows
 from rayinfer_kernels.int4_blocks import GROUP_SIZE
 from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache, kv_block_bytes
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, PackedLinear, StackShape
-from rayinfer_kernels.low_rank import LowRank, LowRankPart, LowRankTable, TokenSlots, add_low_rank_, low_rank_part
+from rayinfer_kernels.low_rank import LowRank, LowRankPart, LowRankTable, TokenSlots, low_rank_part
 from rayinfer_kernels.packed_weight import LAYOUT_VERSION, GroupOffsets, PackedWeight, WeightFormat
 from rayinfer_kernels.quantized_weight import (
     QuantizedWeight,
@@ -155,7 +155,7 @@ def linear(
     if isinstance(weight, PackedWeight):
         return implementation_for(x).packed_linear(x, weight, bias, low_rank)
     out = implementation_for(x).linear(x, weight, bias)
-    return out if low_rank is None else add_low_rank_(out, x, low_rank)
+    return out if low_rank is None else implementation_for(x).add_low_rank_(out, x, low_rank)
 
 
 def gated_linear(
@@ -173,7 +173,7 @@ def gated_linear(
         return implementation_for(x).packed_gated_linear(x, weight, bias, activation, low_rank)
     stacked = implementation_for(x).linear(x, weight, bias)
     if low_rank is not None:
-        add_low_rank_(stacked, x, low_rank, is_gated=True)
+        implementation_for(x).add_low_rank_(stacked, x, low_rank, is_gated=True)
     return silu_and_mul(stacked) if activation == "silu" else gelu_tanh_and_mul(stacked)
 
 

@@ -29,7 +29,7 @@ from rayinfer_kernels.encoder_stack import EmbeddingWeights, EncoderLayerWeights
 from rayinfer_kernels.implementation import ArgmaxResult, RowMasks, SampledRows
 from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, StackShape
-from rayinfer_kernels.low_rank import AdapterArgument, LowRank
+from rayinfer_kernels.low_rank import AdapterArgument, LowRank, add_low_rank_
 from rayinfer_kernels.packed_weight import PackedWeight, WeightArgument, WeightFormat, pack
 from rayinfer_kernels.reference.elementwise import check_mask_shapes
 from rayinfer_kernels.reference.grouped_gemm import grouped_gemm
@@ -99,6 +99,7 @@ class CpuKernels:
     pack = staticmethod(pack)
     linear = staticmethod(linear)
     grouped_gemm = staticmethod(grouped_gemm)
+    add_low_rank_ = staticmethod(add_low_rank_)
 
     def layer_stack(
         self, layers: Sequence[LayerWeights], last_norm: torch.Tensor, shape: StackShape

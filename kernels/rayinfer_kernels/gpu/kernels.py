@@ -6,6 +6,7 @@ import torch
 
 from rayinfer_kernels import reference
 from rayinfer_kernels.gpu import activations, fp8, norms
+from rayinfer_kernels.gpu import low_rank as low_rank_terms
 from rayinfer_kernels.gpu.argmax import argmax
 from rayinfer_kernels.gpu.decode_attention import decode_attention
 from rayinfer_kernels.gpu.grouped_gemm import grouped_gemm, moe_combine
@@ -20,7 +21,7 @@ from rayinfer_kernels.gpu.skinny_gemm import is_skinny, skinny_gemm
 from rayinfer_kernels.implementation import RowMasks, SampledRows
 from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, PackedLinear, StackShape
-from rayinfer_kernels.low_rank import LowRank, add_low_rank_
+from rayinfer_kernels.low_rank import LowRank
 from rayinfer_kernels.packed_weight import PackedWeight, WeightFormat
 from rayinfer_kernels.reference.elementwise import check_mask_shapes
 
@@ -47,7 +48,9 @@ class GpuKernels:
     ) -> torch.Tensor:
         """See `ops.linear`."""
         if low_rank is not None:
-            return add_low_rank_(self.packed_linear(x, weight, bias), x, low_rank, is_gated=weight.is_gated)
+            return low_rank_terms.add_low_rank_(
+                self.packed_linear(x, weight, bias), x, low_rank, is_gated=weight.is_gated
+            )
         if weight.format is not WeightFormat.FLOAT8_DYNAMIC:
             return reference.packed_linear(x, weight, bias)
         if is_skinny(x):
@@ -120,6 +123,7 @@ class GpuKernels:
     rotary_embedding = staticmethod(reference.rotary_embedding)
     grouped_gemm = staticmethod(grouped_gemm)
     moe_combine = staticmethod(moe_combine)
+    add_low_rank_ = staticmethod(low_rank_terms.add_low_rank_)
     argmax = staticmethod(argmax)
     mask_rows_ = staticmethod(mask_rows_)
     uniform = staticmethod(philox.uniform)

@@ -23,6 +23,7 @@ MIN_DOT_INPUTS = 16  # the same, of numbers that are summed
 ACTIVATION_BLOCK = 1024  # columns of a row in one program
 ACTIVATION_WARPS = 4
 MAX_SKINNY_ROWS = 4  # that are multiplied without tensor cores: more would be bound by their sums, not by memory
+LOW_RANK_TILE_ROWS = 16  # of one adapter: a decoding batch has few
 ARGMAX_BLOCK = 8192  # numbers of a row that a program looks at together
 ARGMAX_WARPS = 32
 SAMPLING_WARPS = 16
@@ -114,6 +115,11 @@ def prefill_tuning(head_dim: int, model_bytes: int, max_query: int, group: int) 
     if width >= 256:
         return AttentionTuning(64, 32, num_warps=8, num_stages=3)
     return AttentionTuning(128, 64 if width == 128 else 128, num_warps=8, num_stages=3)
+
+
+def low_rank_tuning(model_bytes: int) -> ProductTuning:
+    """Tune for both products of adapters' terms, which read more than they compute."""
+    return ProductTuning(LOW_RANK_TILE_ROWS, num_columns=64, num_inputs=256 // model_bytes, num_warps=4, num_stages=3)
 
 
 def num_splits_for(

@@ -1,5 +1,6 @@
 """Reference implementation of every operation in plain torch, which faster kernels are tested against."""
 
+from rayinfer_kernels.low_rank import add_low_rank_
 from rayinfer_kernels.reference.attention import paged_attention, write_kv
 from rayinfer_kernels.reference.elementwise import (
     add_rms_norm,
@@ -21,6 +22,7 @@ from rayinfer_kernels.reference.philox import uniform
 from rayinfer_kernels.reference.sampling import sample_rows
 
 __all__ = [
+    "add_low_rank_",
     "add_rms_norm",
     "argmax",
     "encoder_stack",

@@ -15,6 +15,7 @@ from typing import Any
 os.environ.pop("TRITON_INTERPRET", None)
 sys.path.insert(0, sys.argv[1])
 
+import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -25,6 +26,7 @@ from rayinfer_kernels.gpu.argmax import argmax
 from rayinfer_kernels.gpu.decode_attention import decode_attention
 from rayinfer_kernels.gpu.fp8 import quantize_rows
 from rayinfer_kernels.gpu.grouped_gemm import grouped_gemm, moe_combine
+from rayinfer_kernels.gpu.low_rank import add_low_rank_
 from rayinfer_kernels.gpu.mask_rows import mask_rows_
 from rayinfer_kernels.gpu.norms import add_rms_norm, layer_norm, rms_norm
 from rayinfer_kernels.gpu.paged_cache import PagedKVCache, allocate_paged_cache
@@ -35,6 +37,7 @@ from rayinfer_kernels.gpu.sampling.sampling import sample_rows
 from rayinfer_kernels.gpu.skinny_gemm import Norm, skinny_gemm
 from rayinfer_kernels.implementation import RowMasks
 from rayinfer_kernels.layer_stack import PackedLinear
+from rayinfer_kernels.low_rank import LowRank, LowRankPart, LowRankTable, TokenSlots
 from rayinfer_kernels.quantized_weight import quantize_float8
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -142,6 +145,10 @@ def compile_rows(dtype: torch.dtype, width: int, vocab_size: int) -> None:
     for num_rows in (16, 256, 512, 2048):
         rows = torch.zeros(num_rows, width, dtype=dtype)
         grouped_gemm(rows, torch.zeros(8, 96, width, dtype=dtype), torch.zeros(9, dtype=torch.int64))
+    for rank in (8, 16, 64):
+        table, slots = LowRankTable(2), TokenSlots(np.zeros(16), CPU)
+        table[0] = [LowRankPart(x[:1], x[:1], rank, width, 0, width, 1.0)] * 2
+        add_low_rank_(torch.zeros(16, width, dtype=dtype), x, LowRank(table, slots), is_gated=rank == 8)
     pairs = torch.zeros(16, 8, dtype=torch.int64)
     moe_combine(x, pairs, pairs.float())
     logits, integers, floats = torch.zeros(2, vocab_size, dtype=dtype), pairs[0], torch.zeros(8, dtype=torch.float64)
