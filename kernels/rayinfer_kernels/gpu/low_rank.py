@@ -21,7 +21,7 @@ def add_low_rank_(out: torch.Tensor, x: torch.Tensor, low_rank: LowRank, *, is_g
     if not (table.width and len(tiles.spans) and out.numel()):
         return out
     x = x if x.stride(-1) == 1 else x.contiguous()
-    (num_slots, max_parts), num_outputs = table.scales.shape, out.shape[1]
+    max_parts, num_outputs = table.scales.shape[1], out.shape[1]
     if out.stride(-1) != 1 or out.dtype != x.dtype or len(out) != len(x):
         raise ValueError(f"terms of rows {tuple(x.shape)} of {x.dtype} cannot be added to {tuple(out.shape)}")
     products = torch.empty((len(tiles.rows), table.width), dtype=torch.float32, device=x.device)
