@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from rayinfer.errors import ConfigError
 from rayinfer.tensor_parallel import RankCoordinates, Shard, split
 from rayinfer_kernels import ops
 
@@ -50,15 +51,17 @@ def shard_heads(num_heads: int, num_kv_heads: int, coordinates: RankCoordinates)
     """Shard heads of keys and values with the queries that look there.
 
     Where there are more ranks than heads of keys and values, several ranks hold the same one and share its queries.
+    Raises ConfigError for more ranks than heads of queries.
     """
     per_kv_head, size = num_heads // num_kv_heads, coordinates.tensor_parallel_size
     if size <= num_kv_heads:
         kept = split(num_kv_heads, size, "heads of keys and values")[coordinates.tensor_rank]
         return HeadShard(range(kept.start * per_kv_head, kept.stop * per_kv_head), kept)
+    if size > num_heads:
+        raise ConfigError(f"{size} ranks are too many for {num_heads} attention heads")
     for kv_head, ranks in enumerate(split(size, num_kv_heads, "ranks")):
         if coordinates.tensor_rank in ranks:
-            parts = split(per_kv_head, len(ranks), f"attention heads that share a head of keys, of {num_heads} in all")
-            kept = parts[coordinates.tensor_rank - ranks.start]
+            kept = split(per_kv_head, len(ranks), "attention heads")[coordinates.tensor_rank - ranks.start]
             first = kv_head * per_kv_head
             return HeadShard(range(first + kept.start, first + kept.stop), range(kv_head, kv_head + 1))
     raise AssertionError("every rank is in one of the parts")

@@ -34,7 +34,7 @@ def test_heads_of_keys_are_only_kept_twice_where_there_are_fewer_than_ranks():
 
 
 def test_more_ranks_than_heads_are_refused():
-    with pytest.raises(ConfigError, match="2 ranks are too many for 1 attention heads"):
+    with pytest.raises(ConfigError, match="4 ranks are too many for 3 attention heads"):
         head_shards(3, 3, 4)
 
 

@@ -114,7 +114,7 @@ def test_ranks_hold_parts_that_make_up_the_whole(tmp_path):
 @pytest.mark.parametrize(
     ("num_ranks", "settings", "message"),
     [
-        (3, {}, "ranks are too many for 1 attention heads that share a head of keys"),
+        (3, {"num_key_value_heads": 2, "num_attention_heads": 2}, "3 ranks are too many for 2 attention heads"),
         (3, {"num_key_value_heads": 1, "intermediate_size": 2, "num_attention_heads": 4}, "3 ranks are too many for 2"),
         (3, {"num_key_value_heads": 1, "vocab_size": 2, "num_attention_heads": 4}, "3 ranks are too many for 2 tokens"),
     ],
