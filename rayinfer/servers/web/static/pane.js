@@ -86,7 +86,7 @@ export function pane(opened, { onChange = () => {}, onBusy = () => {}, onModel =
     const modules = takesImages && await import("./attachments.js").catch(() => null);
     if (abort || mine !== conversation || mine.messages[index] !== message) return;
     const area = longField(el("textarea", { rows: 3, "aria-label": "Edited message" })), form = log.children[index];
-    const added = modules && modules.attachments({ target: form, focus: () => area.focus(), model: () => controls.chosen(), images: sentImages([message]) });
+    const added = modules ? modules.attachments({ target: form, focus: () => area.focus(), model: () => controls.chosen(), images: sentImages([message]) }) : null;
     area.value = message.content;
     const again = async () => {
       await added?.settled();
