@@ -1,5 +1,6 @@
 """Formats, sizes and orientations of encoded images, read of their headers: nothing is decoded here."""
 
+import re
 import struct
 from typing import NamedTuple
 
@@ -12,11 +13,17 @@ _EXIF = b"Exif\0\0"
 _ORIENTATION, _SHORT = 0x0112, 3  # a tag of TIFF, and the kind of its value
 _ON_THE_SIDE = frozenset((5, 6, 7, 8))  # orientations that change width and height
 _BARE_MARKERS = frozenset((0x01, *range(0xD0, 0xD9)))  # without a length
+_FILL = re.compile(rb"\xff*")
+_MAX_PARTS = 4096  # markers, segments or chunks of a file that are looked at: real ones have a few dozen
 
 
 def is_image(content: bytes) -> bool:
     """Return whether bytes begin as a JPEG, PNG or WebP file does."""
     return content.startswith((_PNG, _JPEG)) or (content[:4] == b"RIFF" and content[8:12] == b"WEBP")
+
+
+class _TooManyParts(Exception):
+    """A file of more parts than are looked at."""
 
 
 class ImageSize(NamedTuple):
@@ -61,6 +68,8 @@ def read_upright_size(content: bytes, param: str) -> ImageSize:
         lies_on_its_side = _orientation(_exif(content)) in _ON_THE_SIDE
     except (struct.error, IndexError):  # broken, or cut off: decoders then take the image as it lies
         lies_on_its_side = False
+    except _TooManyParts:
+        raise InvalidParameter(f"{param}: the image's header is broken", param) from None
     return size.turned if lies_on_its_side else size
 
 
@@ -72,23 +81,27 @@ def _exif(content: bytes) -> bytes:
         position, head, kind = 8, ">I", slice(4, 8)
     else:
         position, head, kind = 12, "<I", slice(0, 4)
-    while position + 8 <= len(content):
+    for _ in range(_MAX_PARTS):
+        if position + 8 > len(content):
+            break
         chunk = content[position : position + 8]
         (length,) = struct.unpack(head, chunk[:4] if head == ">I" else chunk[4:])
         if chunk[kind] in (b"eXIf", b"EXIF"):
             return content[position + 8 : position + 8 + length].removeprefix(_EXIF)
         # A PNG's chunk ends with a checksum, a WebP's with a byte where its length is odd.
         position += 8 + length + (4 if head == ">I" else length % 2)
+    else:
+        raise _TooManyParts
     return b""
 
 
 def _jpeg_exif(content: bytes) -> bytes:
     position = 2
-    while position + 4 <= len(content) and content[position] == 0xFF:
+    for _ in range(_MAX_PARTS):
+        if position + 4 > len(content) or content[position] != 0xFF:
+            break
+        position = _behind_fill(content, position)
         marker = content[position + 1]
-        if marker == 0xFF:
-            position += 1
-            continue
         (length,) = struct.unpack_from(">H", content, position + 2)
         data = content[position + 4 : position + 2 + length]
         if marker == 0xE1 and data.startswith(_EXIF):
@@ -96,6 +109,8 @@ def _jpeg_exif(content: bytes) -> bytes:
         if length < 2 or marker in (0xDA, 0xD9):
             break
         position += 2 + length
+    else:
+        raise _TooManyParts
     return b""
 
 
@@ -121,13 +136,12 @@ def _png_size(content: bytes) -> ImageSize | None:
 
 def _jpeg_size(content: bytes) -> ImageSize | None:
     position = 2
-    while position + 4 <= len(content):
-        if content[position] != 0xFF:
+    for _ in range(_MAX_PARTS):
+        if position + 4 > len(content) or content[position] != 0xFF:
             return None
+        position = _behind_fill(content, position)
         marker = content[position + 1]
-        if marker == 0xFF:  # a byte to fill
-            position += 1
-        elif marker in _BARE_MARKERS:
+        if marker in _BARE_MARKERS:
             position += 2
         elif marker in _FRAME_MARKERS:
             height, width = struct.unpack_from(">HH", content, position + 5)
@@ -138,6 +152,13 @@ def _jpeg_size(content: bytes) -> ImageSize | None:
                 return None
             position += 2 + length
     return None
+
+
+def _behind_fill(content: bytes, position: int) -> int:
+    """Return the place of a marker's last 0xFF: any number of these may stand in front of its kind."""
+    found = _FILL.match(content, position)
+    assert found is not None, "it matches nothing, too"
+    return found.end() - 1
 
 
 def _webp_size(content: bytes) -> ImageSize | None:

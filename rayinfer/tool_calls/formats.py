@@ -215,9 +215,7 @@ FORMATS: Mapping[str, ToolFormat] = {
                 closing="<｜tool▁calls▁end｜>",
             ),
         ),
-        ToolFormat(
-            name="harmony", is_harmony=True, has_special_markers=True, takes_argument_text=True, syntax=_CHANNELS
-        ),
+        ToolFormat(name="harmony", is_harmony=True, has_special_markers=True, syntax=_CHANNELS),
         ToolFormat(name="generic", openers=_HERMES, bare=_read_bare, is_prompted=True, syntax=_TAGGED),
     )
 }

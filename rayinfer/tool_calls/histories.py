@@ -27,10 +27,16 @@ def template_history(
 
 
 def _decoded(message: Mapping[str, Any], tool_format: ToolFormat) -> dict[str, Any]:
-    """Turn the arguments of a message's calls into objects, and ids into short ones, where the template wants them."""
+    """Turn the arguments of a message's calls into objects, and ids into short ones, where the template wants them.
+
+    Of gpt-oss's calls the reasoning goes with them: the model reads it again until its final answer.
+    """
     changed = dict(message)
     if isinstance(message.get("tool_calls"), list):
         changed["tool_calls"] = [_decoded_call(call, tool_format) for call in message["tool_calls"]]
+        reasoning = message.get("reasoning_content") or message.get("reasoning")
+        if tool_format.is_harmony and isinstance(reasoning, str) and not message.get("content"):
+            changed.setdefault("thinking", reasoning)  # the template's name; it refuses one beside content
     if tool_format.has_short_ids and isinstance(message.get("tool_call_id"), str):
         changed["tool_call_id"] = _short_id(message["tool_call_id"])
     return changed

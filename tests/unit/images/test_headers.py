@@ -1,10 +1,12 @@
 """Orientation of images by their headers, beside what Pillow makes of them."""
 
 import struct
+import zlib
 
 import pytest
 from PIL import ExifTags, Image
 
+from rayinfer.errors import InvalidParameter
 from rayinfer.images.headers import ImageSize, read_upright_size
 from rayinfer.images.shapes import TiledShape
 from rayinfer.images.worker import decode_image
@@ -52,3 +54,27 @@ def test_a_cut_file_has_a_size_or_is_refused(kind):
         except ValueError:
             continue
         assert sorted(size) == [12, 32]
+
+
+def many_parts(kind, part, count=10_000):
+    """A whole picture with as many parts more behind its first bytes."""
+    picture = encoded(picture_of(32, 12), kind)
+    start = 2 if kind == "JPEG" else 33
+    return picture[:start] + part * count + picture[start:]
+
+
+EMPTY_CHUNK = struct.pack(">I", 0) + b"teXt" + struct.pack(">I", zlib.crc32(b"teXt"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"), [("JPEG", b"\xff\xd0"), ("JPEG", b"\xff\xe2\0\2"), ("PNG", EMPTY_CHUNK)], ids=str
+)
+def test_a_file_of_too_many_parts_is_broken(kind, part):
+    with pytest.raises(InvalidParameter, match="header is broken"):
+        read_upright_size(many_parts(kind, part), "image")
+    if part != b"\xff\xd0":  # which stand within the data only
+        assert read_upright_size(many_parts(kind, part, count=50), "image") == ImageSize(32, 12)
+
+
+def test_fill_bytes_are_one_step_however_many_there_are():
+    assert read_upright_size(many_parts("JPEG", b"\xff", count=5_000_000), "image") == ImageSize(32, 12)

@@ -1,6 +1,8 @@
 import json
 from typing import Any
 
+import pytest
+
 from rayinfer.tool_calls.formats import FORMATS
 from rayinfer.tool_calls.histories import template_history
 
@@ -19,11 +21,19 @@ HISTORY: list[dict[str, Any]] = [
 ]
 
 
-def test_arguments_become_objects() -> None:
-    messages = template_history(HISTORY, [TOOL], FORMATS["hermes"])
+@pytest.mark.parametrize("name", ["hermes", "harmony"])  # whose templates write them as JSON
+def test_arguments_become_objects(name: str) -> None:
+    messages = template_history(HISTORY, [TOOL], FORMATS[name])
     assert [each["function"]["arguments"] for each in messages[1]["tool_calls"]] == [{"a": 1}, {"a": 2}]
     assert messages[2:] == HISTORY[2:]
     assert HISTORY[1]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
+
+
+def test_reasoning_before_calls_is_what_gpt_oss_thinks() -> None:
+    message = {"role": "assistant", "content": "", "tool_calls": [call("{}")], "reasoning_content": "I should add."}
+    assert template_history([message], [TOOL], FORMATS["harmony"])[0]["thinking"] == "I should add."
+    assert "thinking" not in template_history([message | {"content": "Well."}], [TOOL], FORMATS["harmony"])[0]
+    assert "thinking" not in template_history([message], [TOOL], FORMATS["hermes"])[0]
 
 
 def test_arguments_stay_text_where_templates_want_it() -> None:
