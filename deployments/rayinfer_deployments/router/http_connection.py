@@ -9,7 +9,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from rayinfer.error_kinds import error_kind
 from rayinfer.errors import HeadersTooLarge, RequestError, RequestTooSlow, Unavailable
 from rayinfer.servers.error_responses import error_body
-from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionTable, Phase
+from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, Connection, ConnectionTable, Phase
 from rayinfer_deployments.router.http10_response import Http10Response
 
 STALLED_S = 60.0  # how long a client may read nothing of its response
@@ -37,9 +37,9 @@ class HttpConnection(HttpToolsProtocol):
     _is_lingering = False
     _is_evicted = False
 
-    def __init__(self, *args: Any, table: "ConnectionTable[HttpConnection] | None" = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, table: ConnectionTable[Connection] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._table: ConnectionTable[HttpConnection] = table or ConnectionTable(DEFAULT_CONNECTION_LIMITS)
+        self._table: ConnectionTable[Connection] = table or ConnectionTable(DEFAULT_CONNECTION_LIMITS)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect a request, unless there are too many connections."""

@@ -5,24 +5,26 @@ import contextlib
 import functools
 import socket
 from collections.abc import Callable
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from rayinfer.errors import RayinferError
-from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits, ConnectionTable
+from rayinfer_deployments.router.connection_limits import (
+    DEFAULT_CONNECTION_LIMITS,
+    Connection,
+    ConnectionLimits,
+    ConnectionTable,
+)
 from rayinfer_deployments.router.http_connection import HttpConnection
 from rayinfer_deployments.router.tls import ReloadedTls
+from rayinfer_deployments.router.tls_listener import TlsListener
 
 KEEP_ALIVE_S = 90
 BACKLOG = 2048
 CLOSE_ANNOUNCED_S = 2.0  # how long responses ask clients to reconnect before their connections are closed
 POLL_S = 0.05
-HANDSHAKE_S = 10.0
 CONNECTION_CLOSE = (b"connection", b"close")
-
-Tls = dict[str, Any]  # what the event loop's methods take
 
 
 class HttpServer:
@@ -41,9 +43,10 @@ class HttpServer:
         """Bind the address; raises RayinferError when another process has it."""
         # A router that replaces another shares the port with it until that one is gone.
         self._socket = _listen(host, port)
+        table: ConnectionTable[Connection] = ConnectionTable(limits)
         self._config = uvicorn.Config(
             app,
-            http=functools.partial(connection, table=ConnectionTable(limits)),  # type: ignore[arg-type]  # it is called
+            http=functools.partial(connection, table=table),  # type: ignore[arg-type]  # it is called
             ws="none",  # a request that asks for a web socket is answered like any other
             log_config=None,
             access_log=False,
@@ -53,7 +56,7 @@ class HttpServer:
             server_header=False,
             proxy_headers=False,  # any local client could name another address
         )
-        self._tls: Tls = {} if tls is None else {"ssl": tls.context, "ssl_handshake_timeout": HANDSHAKE_S}
+        self._tls = None if tls is None else TlsListener(tls.context, table, self._make_protocol)
         self._server = _Server(self._config, self._make_protocol, self._tls)
         listener = self._socket.dup()  # the server closes its own; ours keeps the queue of new connections
         self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listener]))
@@ -74,6 +77,8 @@ class HttpServer:
                 await asyncio.shield(self._serving)
         self._server.force_exit = True
         await asyncio.gather(self._serving, return_exceptions=True)
+        if self._tls is not None:
+            await self._tls.abort()
         self._socket.close()
 
     async def _stop_listening(self) -> None:
@@ -84,11 +89,14 @@ class HttpServer:
         loop, accepted = asyncio.get_running_loop(), []
         with contextlib.suppress(BlockingIOError):
             while True:
-                accepted.append(self._socket.accept()[0])
+                accepted.append(self._socket.accept())
         self._socket.close()
-        for connection in accepted:
-            connection.setblocking(False)
-            await loop.connect_accepted_socket(self._make_protocol, connection, **self._tls)
+        for connection, address in accepted:
+            if self._tls is not None:
+                self._tls.admit(connection, address[0])
+            else:
+                connection.setblocking(False)
+                await loop.connect_accepted_socket(self._make_protocol, connection)
 
     def _make_protocol(self) -> asyncio.Protocol:
         return self._config.http_protocol_class(  # type: ignore[call-arg]  # as uvicorn makes it
@@ -104,14 +112,16 @@ class HttpServer:
     async def _wait_for_clients(self, wait_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
-                while self._server.server_state.connections:  # noqa: ASYNC110 - uvicorn has no event for it
+                while self._server.server_state.connections or (self._tls and self._tls.is_busy):  # noqa: ASYNC110 - uvicorn has no event for it
                     await asyncio.sleep(POLL_S)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, with a limit for TLS handshakes: their connections are not in the table yet."""
+    """uvicorn's server, with a listener of its own for TLS."""
 
-    def __init__(self, config: uvicorn.Config, make_protocol: Callable[[], asyncio.Protocol], tls: Tls) -> None:
+    def __init__(
+        self, config: uvicorn.Config, make_protocol: Callable[[], asyncio.Protocol], tls: TlsListener | None
+    ) -> None:
         super().__init__(config)
         self._make_protocol = make_protocol
         self._tls = tls
@@ -121,9 +131,11 @@ class _Server(uvicorn.Server):
         await super().startup(sockets=[])
         loop = asyncio.get_running_loop()
         for listener in sockets or ():
-            self.servers.append(
-                await loop.create_server(self._make_protocol, sock=listener, backlog=BACKLOG, **self._tls)
-            )
+            if self._tls is not None:
+                self._tls.listen(listener)
+                self.servers.append(self._tls)  # type: ignore[arg-type]  # it is only closed
+            else:
+                self.servers.append(await loop.create_server(self._make_protocol, sock=listener, backlog=BACKLOG))
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -4,11 +4,14 @@ import json
 import resource
 
 import pytest
+import uvloop
 
 from rayinfer_deployments.app_args import llm_app_args
 from rayinfer_deployments.router.connection_limits import FILES_FOR_OTHERS, ConnectionLimits, ConnectionTable, Phase
 from rayinfer_deployments.router.http_server import HttpServer
+from rayinfer_deployments.router.tls import ReloadedTls
 from support.kernels.memory_use import held_bytes
+from support.services.certificates import make_certificate, trusting
 from support.services.free_ports import free_port
 
 CEILING_S = 5.0  # less than the time for a head
@@ -123,13 +126,13 @@ async def application(scope, receive, send):
 
 
 @contextlib.asynccontextmanager
-async def listening(limits):
+async def listening(limits, tls=None):
     port = free_port()
-    server = HttpServer(application, "127.0.0.1", port, limits=limits)
+    server = HttpServer(application, "127.0.0.1", port, limits=limits, tls=tls)
     streams = []
 
-    async def connect(payload=b"", expected=b""):
-        streams.append(await asyncio.open_connection("127.0.0.1", port))
+    async def connect(payload=b"", expected=b"", **encryption):
+        streams.append(await asyncio.open_connection("127.0.0.1", port, **encryption))
         reader, writer = streams[-1]
         writer.write(payload)
         if expected:
@@ -182,3 +185,51 @@ async def test_the_port_refuses_newcomers_while_every_connection_is_answering():
         answering[0][1].close()
         await asyncio.sleep(0.05)
         await connect(HEAD % b"", b"ok")
+
+
+def ends_of(streams):
+    return sum(reader.at_eof() or reader.exception() is not None for reader, _ in streams)
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_connections_in_their_tls_handshake_are_within_the_limits(tmp_path, new_loop):
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(check_the_limits_of_handshakes(tmp_path))
+
+
+async def check_the_limits_of_handshakes(tmp_path):
+    files = make_certificate(tmp_path, "server")
+    encryption = {"ssl": trusting(files)}
+    limits = ConnectionLimits(max_connections=8, max_connections_per_address=6, max_unfinished_requests=4)
+    async with listening(limits, ReloadedTls(files)) as connect:
+        answering = await connect(HEAD % b"endless", b"\r\n\r\n", **encryption)
+        silent = [await connect() for _ in range(20)]
+        async with asyncio.timeout(CEILING_S):
+            while ends_of(silent) < 16:  # noqa: ASYNC110 - streams have no event for it
+                await asyncio.sleep(0.02)
+        assert ends_of(silent[-4:]) == 0
+        await connect(HEAD % b"", b"ok", **encryption)
+        assert ends_of(silent) == 17  # it took the slot of another handshake
+        assert ends_of([answering]) == 0
+
+
+async def test_a_handshake_that_is_over_leaves_its_slot(tmp_path):
+    files = make_certificate(tmp_path, "server")
+    async with listening(ConnectionLimits(max_connections_per_address=2), ReloadedTls(files)) as connect:
+        answering = await connect(HEAD % b"endless", b"\r\n\r\n", ssl=trusting(files))
+        for _ in range(3):
+            _, writer = await connect(b"no TLS\r\n\r\n")
+            writer.close()
+        for _ in range(3):
+            _, writer = await connect(HEAD % b"", b"ok", ssl=trusting(files))
+            writer.close()
+        assert ends_of([answering]) == 0
+
+
+async def test_a_handshake_is_refused_while_every_connection_is_answering(tmp_path):
+    files = make_certificate(tmp_path, "server")
+    async with listening(ConnectionLimits(max_connections=2), ReloadedTls(files)) as connect:
+        answering = [await connect(HEAD % b"endless", b"\r\n\r\n", ssl=trusting(files)) for _ in range(2)]
+        with pytest.raises(OSError):
+            await connect(HEAD % b"", b"ok", ssl=trusting(files))
+        assert ends_of(answering) == 0
