@@ -1,7 +1,8 @@
 """`GET /live`: one sample a second of the models and engines that the caller may see, as server-sent events.
 
 All streams share the samples: they are collected once a second while any stream is open, and encoded once for each
-set of models. A stream ends after `STREAM_S`, so that none delays a drain for long; clients connect again.
+set of models. A stream ends after `STREAM_S`, so that none delays a drain for long; clients connect again. How many
+are open at once is limited by `live_streams.py`.
 """
 
 import asyncio
@@ -13,7 +14,6 @@ from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
-from starlette.responses import StreamingResponse
 
 from rayinfer.access.api_key import Scope
 from rayinfer.metrics.families import MetricsSnapshot
@@ -25,10 +25,11 @@ from rayinfer.protocols import ModelDescription
 from rayinfer.servers.access.web_origins import is_here
 from rayinfer.servers.caller import caller_of, usable_models
 from rayinfer.servers.documented_routes import add_documented_route
-from rayinfer.servers.generation.server_sent_events import EVENT_HEADERS, EVENT_STREAM, event
+from rayinfer.servers.generation.server_sent_events import EVENT_STREAM, event
 from rayinfer.servers.openapi import READ_ERRORS, responses
 from rayinfer.servers.operators.operations import ScalingDecisionsOf
 from rayinfer.servers.served_model import ServedModel, base_models
+from rayinfer.servers.web.live_streams import LiveResponse, LiveStreams
 
 PATH = "/live"
 INTERVAL_S = 1.0
@@ -108,22 +109,24 @@ def add_live_route(
     app: FastAPI, models: Mapping[str, ServedModel], samples: LiveSamples, *, has_operations: bool = False
 ) -> None:
     """Add the path to an application; with operations the samples say whether the caller may run them."""
+    streams = LiveStreams()
 
     async def live(request: Request) -> Response:
         """Stream samples for `STREAM_S` seconds."""
-        caller, client = caller_of(request), request.client
+        caller, address = caller_of(request), "" if request.client is None else request.client.host
         is_operator = caller.has_scope(Scope.OPERATE)
         if caller.key is None:
-            is_operator = is_here("" if client is None else client.host, request.headers)
+            is_operator = is_here(address, request.headers)
         sees_all = caller.has_scope(Scope.OPERATE) and (caller.key is not None or not caller.tenant)
         viewer = Viewer(
             models=frozenset(usable_models(request, models)),
             tenant=None if sees_all else caller.tenant,
             may_operate=has_operations and is_operator,
         )
-        return StreamingResponse(_events(samples, viewer), headers=EVENT_HEADERS, media_type=EVENT_STREAM)
+        return LiveResponse(_events(samples, viewer), streams, address)
 
-    described = responses(None, *READ_ERRORS)
+    described = responses(None, 503, *READ_ERRORS)
+    described[503]["description"] = "Too many streams are open; see Retry-After"
     described[200]["content"] = {EVENT_STREAM.partition(";")[0]: {"schema": _SAMPLE}}
     add_documented_route(app, PATH, live, methods=["GET"], responses=described)
 

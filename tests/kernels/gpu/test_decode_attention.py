@@ -64,6 +64,20 @@ def test_a_window_ends_where_the_reference_says(device, window):
     assert_near(attend(batch, window=window, num_splits=4), batch.expected(window), F32)
 
 
+@pytest.mark.parametrize("num_splits", [None, 1, 4])
+@pytest.mark.parametrize("types", [(F32, F32), (BF16, BF16), (BF16, F8)], ids=str)
+@pytest.mark.parametrize("window", [40, 200])
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_what_lies_in_front_of_a_window_never_counts_whatever_it_holds(device, num_splits, types, window, block_size):
+    """Blocks there may have been given back, and hold another request's tokens, or nothing yet."""
+    batch = batch_of([300, 70, 25], device, block_size=block_size, types=types)
+    settings = {"window": window, "num_splits": num_splits}
+    clean = attend(batch, **settings)
+    assert_near(clean, batch.expected(window), types[0])
+    batch.spoil([range(int(context) - window) for context in batch.seq_lens])
+    assert torch.equal(attend(batch, **settings), clean)
+
+
 @pytest.mark.parametrize("types", [(F32, F32), (BF16, F8)], ids=str)
 def test_with_given_splits_a_row_gets_the_same_bits_in_any_batch(device, types):
     batch = batch_of([200, 0, 300, 70], device, types=types)

@@ -102,6 +102,19 @@ def test_what_a_token_does_not_see_never_counts_whatever_it_holds(device, types,
     assert torch.equal(spoilt[is_row_clean], clean[is_row_clean])
 
 
+@pytest.mark.parametrize("types", [(F32, F32), (BF16, BF16), (BF16, F8)], ids=str)
+@pytest.mark.parametrize("window", [9, 40])
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_what_lies_in_front_of_the_windows_of_all_tokens_never_counts(device, types, window, block_size):
+    """Blocks there may have been given back, and hold another request's tokens, or nothing yet."""
+    requests = [(150, 3), (80, 1), (30, 30)]
+    batch = batch_of(requests, device, block_size=block_size, types=types)
+    clean = attend(batch, window=window)
+    assert_near(clean, batch.expected(window), types[0])
+    batch.spoil([range(context - new + 1 - window) for context, new in requests])
+    assert torch.equal(attend(batch, window=window), clean)
+
+
 def test_a_request_without_tokens_of_its_own_changes_nothing(device):
     with_idle, without = batch_of([(0, 0), (60, 20), (0, 0)], device), batch_of([(60, 20)], device)
     assert torch.equal(attend(with_idle), attend(without))

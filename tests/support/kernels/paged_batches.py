@@ -37,6 +37,15 @@ class PagedBatch:
         batch = (self.query.float(), self.cache, self.block_tables, *lengths, self.scale)
         return reference.paged_attention(*batch, window, softcap, sinks=sinks)
 
+    def spoil(self, positions: Sequence[range]) -> None:
+        """Write NaN and infinities over these positions of each request; in eight bits, which have none, NaN alone."""
+        bad = torch.tensor([float("nan"), float("inf"), float("-inf")]).to(self.cache.key.dtype)
+        for table, spoilt in zip(self.block_tables.tolist(), positions, strict=True):
+            for position in spoilt:
+                for i, tensor in enumerate(self.cache.tensors):
+                    block, offset = divmod(position, self.cache.block_size)
+                    tensor[table[block], :, offset] = bad[(position + i) % len(bad)]
+
 
 def make_batch(
     requests: Sequence[tuple[int, int]],

@@ -13,9 +13,13 @@ export async function keyDigest() {
   return [...new Uint8Array(digest)].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-// An answer that is an error, with its status; without one there was no answer.
+// An answer that is an error, with its status and after how many seconds to try again; without one there was no answer.
 export class ServiceError extends Error {
-  constructor(status, message) { super(message); this.status = status; }
+  constructor(status, message, retryAfterS = 0) {
+    super(message);
+    this.status = status;
+    this.retryAfterS = retryAfterS;
+  }
 }
 
 export function url(path) { return new URL(path.replace(/^\//, ""), document.baseURI); }
@@ -32,7 +36,10 @@ export async function call(path, { body, signal, method } = {}) {
       body: body === undefined ? undefined : JSON.stringify(body),
     });
   } catch (error) { throw error.name === "AbortError" ? error : new ServiceError(undefined, "The service is unreachable."); }
-  if (!response.ok) throw new ServiceError(response.status, await errorText(response));
+  if (!response.ok) {
+    const retryAfterS = Number(response.headers.get("Retry-After")) || 0;
+    throw new ServiceError(response.status, await errorText(response), retryAfterS);
+  }
   return response;
 }
 

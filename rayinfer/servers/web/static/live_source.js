@@ -3,7 +3,7 @@
 import { call, events, keyDigest } from "./api.js";
 
 const RETRY_MS = 1000;
-const REFUSED_MS = 10_000; // of a key that may not, say: another key is asked for at once
+const REFUSED_MS = 10_000; // of a key that may not, say: another key is asked for at once; the longest that is waited
 
 // Calls `onSample` with each sample and `onTrouble` with why there is none, until aborted.
 export async function followLive(onSample, onTrouble, signal) {
@@ -32,8 +32,10 @@ async function read(onSample, onTrouble, signal) {
       if (performance.now() - began < RETRY_MS) pause = RETRY_MS; // a proxy that passes no stream on, say
     } catch (error) {
       if (signal.aborted) return;
-      onTrouble(error.status ? error.message : "The service is unreachable; connecting again…");
-      pause = error.status < 500 ? REFUSED_MS : RETRY_MS;
+      const asked = Math.min((error.retryAfterS ?? 0) * 1000, REFUSED_MS); // too many live views are open, say
+      pause = error.status < 500 ? REFUSED_MS : Math.max(asked, RETRY_MS);
+      const again = error.status < 500 ? "" : ` Trying again in ${Math.round(pause / 1000)} s…`;
+      onTrouble(error.status ? `${error.message}${again}` : "The service is unreachable; connecting again…");
     }
     if (pause) await new Promise((resolve) => setTimeout(resolve, pause));
   }
