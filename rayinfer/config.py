@@ -7,19 +7,15 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rayinfer.errors import ConfigError
-from rayinfer.sampling_defaults import sampling_defaults
+from rayinfer.sampling_defaults import check_overrides
 from rayinfer.sampling_params import MAX_DRAFT_TOKENS
-from rayinfer.setting_names import describe_validation_error
+from rayinfer.setting_names import describe_validation_error, translate_names
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_PACKED_CACHE_BYTES = 20 * 2**30
 DEFAULT_MODEL_COPIES_BYTES = 100 * 2**30
 
 KernelPath = Literal["auto", "native", "portable", "avx2", "avx2-vnni", "avx512", "avx512-vnni", "avx512-bf16"]
-
-# nano-vllm's names of settings with the same meaning.
-_OTHER_NAMES = {"kvcache_block_size": "block_size", "num_kvcache_blocks": "num_kv_blocks"}
-_CHOSEN_BY_ENGINE = -1  # nano-vllm's default of num_kvcache_blocks
 
 
 class EngineConfig(BaseModel):
@@ -66,7 +62,9 @@ class EngineConfig(BaseModel):
     max_num_batched_tokens: int | None = Field(
         None, ge=1, description="tokens that one step may compute (default by device: 512 on a CPU, 8,192 on a GPU)"
     )
-    block_size: int = Field(16, ge=8, le=256, multiple_of=8, description="tokens in one KV block")
+    block_size: int | None = Field(
+        None, ge=8, le=256, multiple_of=8, description="tokens in one KV block (default by device: 16 on each)"
+    )
     num_kv_blocks: int | None = Field(None, ge=1, description="KV blocks; overrides memory_fraction")
     kv_cache_memory_bytes: int | None = Field(
         None, ge=1, description="memory for KV blocks in bytes; overrides memory_fraction"
@@ -221,6 +219,14 @@ class EngineConfig(BaseModel):
         " removes a key",
     )
 
+    def __init__(self, *model: str, **settings: Any) -> None:
+        """Build from `model`, by position or name, and other settings by name."""
+        if len(model) > 1:
+            raise TypeError(f"settings other than the model must be named, got {len(model)} by position")
+        if model and "model" in settings:
+            raise TypeError("model is given twice: by position and by name")
+        super().__init__(**(settings | {"model": model[0]} if model else settings))
+
     @property
     def num_adapter_slots(self) -> int:
         """Slots of adapters; 0 where requests may have none."""
@@ -246,7 +252,7 @@ class EngineConfig(BaseModel):
     @classmethod
     def _overrides_are_sampling_parameters(cls, value: dict[str, Any]) -> dict[str, Any]:
         try:
-            sampling_defaults(value, "override_generation_config")
+            check_overrides(value, "override_generation_config")
         except ConfigError as error:
             raise ValueError(str(error).partition(": ")[2]) from None
         return value
@@ -254,24 +260,7 @@ class EngineConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _translate_other_names(cls, settings: Any) -> Any:
-        """Translate nano-vllm's names of our settings, and refuse one that means something else."""
-        if not isinstance(settings, dict):
-            return settings
-        if "gpu_memory_utilization" in settings:
-            raise ValueError(
-                "gpu_memory_utilization, a share of all of a GPU's memory, is not supported: set memory_fraction, the"
-                " share for KV blocks of what is free once the weights are loaded"
-            )
-        renamed = dict(settings)
-        for other, name in _OTHER_NAMES.items():
-            if other not in renamed:
-                continue
-            if name in renamed:
-                raise ValueError(f"{other} and {name} are the same setting: give {name} alone")
-            renamed[name] = renamed.pop(other)
-            if other == "num_kvcache_blocks" and renamed[name] == _CHOSEN_BY_ENGINE:
-                renamed[name] = None
-        return renamed
+        return translate_names(settings) if isinstance(settings, dict) else settings
 
     @model_validator(mode="after")
     def _pool_has_one_size(self) -> Self:

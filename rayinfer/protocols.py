@@ -140,6 +140,8 @@ class ModelDescription:
     max_num_seqs: int = 0  # requests that run at the same time; 0: unknown
     max_num_batched_tokens: int = 0  # of one step; 0: unknown
     max_cudagraph_capture_size: int = 0  # requests in the largest step that runs as a CUDA graph; 0: none does
+    async_scheduling: bool = False  # whether a step is planned while the one before computes
+    sizes_from: str = ""  # which sizes were given, and where the others come from, for operators; empty: unknown
     eos_token_ids: tuple[int, ...] = ()
     weights_version: int = 0  # weight version
     supports_structured_outputs: bool = False  # whether answers can be held to a grammar
@@ -164,25 +166,28 @@ class ModelDescription:
 
     @property
     def capacity(self) -> str:
-        """Sizes that the engine was built with, in one line."""
+        """Sizes that the engine was built with, in one line, and why these."""
+        because = f"; {self.sizes_from}" if self.sizes_from else ""
         if self.predictor is not None:
             tasks, size = ", ".join(self.predictor.tasks), self.predictor.image_size
             inputs = f"images of {size} x {size} pixels" if size else f"max_model_len {self.max_model_len:,}"
             steps = f"steps of up to {self.max_num_batched_tokens:,} tokens and {self.max_num_seqs:,} items"
-            return f"{tasks}, {inputs}, {steps}"
+            return f"{tasks}, {inputs}, {steps}{because}"
         num_tokens = self.kv_blocks_total * self.block_size
         largest_graph = self.max_cudagraph_capture_size
         parts = [
             f"max_num_seqs {self.max_num_seqs:,}",
             f"max_num_batched_tokens {self.max_num_batched_tokens:,}",
             f"max_model_len {self.max_model_len:,}",
-            f"{self.kv_blocks_total:,} KV blocks ({num_tokens:,} tokens)",
+            f"{self.kv_blocks_total:,} KV blocks of {self.block_size} tokens ({num_tokens:,} in all)",
             *([f"{self.kv_window_pages_total:,} pages for sliding windows"] if self.kv_window_pages_total else []),
+            "async scheduling" if self.async_scheduling else "no async scheduling",
             f"CUDA graphs for up to {largest_graph} requests" if largest_graph else "no CUDA graphs",
             *([f"{self.kernels} kernels"] if self.kernels else []),
+            *([self.device] if self.device else []),
             *([self.speculation] if self.speculation else []),
         ]
-        return ", ".join(parts)
+        return ", ".join(parts) + because
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,6 +33,14 @@ def sampling_defaults(generation_config: Mapping[str, Any], source: str) -> dict
     return defaults
 
 
+def check_overrides(overrides: Mapping[str, Any], source: str) -> None:
+    """Raise ConfigError for a wrong value, as `sampling_defaults` does, and for a key that has no effect."""
+    if unknown := sorted(overrides.keys() - SAMPLING_KEYS.keys()):
+        keys = f"{', '.join(map(shown, unknown))}: no such key, or none that has an effect here"
+        raise ConfigError(f"{source}: {keys}; there are {', '.join(SAMPLING_KEYS)}")
+    sampling_defaults(overrides, source)
+
+
 def _check(key: str, field: str, value: Any, source: str) -> None:
     if field == "max_tokens" and value == 0:  # which a request may ask for: its prompt is only scored
         raise ConfigError(f"{source}: {key} must be at least 1, got {shown(value)}")

@@ -1,4 +1,4 @@
-"""Messages for settings that are unknown or wrong."""
+"""Names of settings: messages for unknown or wrong ones, and names of another project for ours."""
 
 import difflib
 from collections.abc import Iterable, Iterator
@@ -8,6 +8,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from rayinfer.errors import shown
+
+_NANO_VLLM_SETTINGS = {"kvcache_block_size": "block_size", "num_kvcache_blocks": "num_kv_blocks"}
+_CHOSEN_BY_ENGINE = -1  # num_kvcache_blocks, by default
 
 
 def describe_validation_error(error: ValidationError, kind: type[BaseModel] | None = None) -> str:
@@ -59,3 +62,22 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for part in get_args(annotation):
         yield from _models(part)
+
+
+def translate_names(settings: dict[str, Any]) -> dict[str, Any]:
+    """Translate nano-vllm's names of our settings; raises ValueError for one that means something else."""
+    if "gpu_memory_utilization" in settings:
+        raise ValueError(
+            "gpu_memory_utilization, a share of all of a GPU's memory, is not supported: set memory_fraction, the"
+            " share for KV blocks of what is free once the weights are loaded"
+        )
+    renamed = dict(settings)
+    for other, name in _NANO_VLLM_SETTINGS.items():
+        if other not in renamed:
+            continue
+        if name in renamed:
+            raise ValueError(f"{other} and {name} are the same setting: give {name} alone")
+        renamed[name] = renamed.pop(other)
+        if other == "num_kvcache_blocks" and renamed[name] == _CHOSEN_BY_ENGINE:
+            renamed[name] = None
+    return renamed

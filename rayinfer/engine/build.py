@@ -33,6 +33,7 @@ from rayinfer.engine.scheduling.stored_prefixes import StoredPrefixes
 from rayinfer.engine.worker.cpu_kernels import use_cpu_kernels
 from rayinfer.engine.worker.draft_models.draft_checks import check_draft_model
 from rayinfer.engine.worker.images.image_encoder import ImageEncoder
+from rayinfer.engine.worker.resolved_config import describe_choice
 from rayinfer.engine.worker.worker import Worker, build_worker
 from rayinfer.errors import ConfigError
 from rayinfer.kv_cache.block_manager import BlockManager
@@ -130,15 +131,10 @@ def _assemble(
     )
     description = ModelDescription(
         name=given.model,
-        max_model_len=worker.max_model_len,
         vocab_size=model.vocab_size,
         created=int(time.time()),
-        kv_blocks_total=worker.num_blocks,
-        kv_window_pages_total=worker.num_window_pages,
-        block_size=config.block_size,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_cudagraph_capture_size=worker.max_cudagraph_capture_size,
+        async_scheduling=executor.supports_async_scheduling,
+        **_sizes(worker, given),
         eos_token_ids=model.eos_token_ids,
         weights_version=config.weights_version,
         scores_prompts=seq2seq is None,
@@ -161,6 +157,21 @@ def _assemble(
     if seq2seq is None:
         return Engine(**parts, seed=config.seed, max_cpu_loras=worker.num_adapters_in_memory)
     return EncoderDecoderEngine(seq2seq=seq2seq, **parts, seed=config.seed)
+
+
+def _sizes(worker: Worker, given: EngineConfig) -> dict[str, Any]:
+    """Return the sizes in an engine's description."""
+    config = worker.config
+    return {
+        "max_model_len": worker.max_model_len,
+        "kv_blocks_total": worker.num_blocks,
+        "kv_window_pages_total": worker.num_window_pages,
+        "block_size": config.block_size,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "max_cudagraph_capture_size": worker.max_cudagraph_capture_size,
+        "sizes_from": describe_choice(given, any_device().type, is_static=worker.is_static),
+    }
 
 
 def _block_manager(worker: Worker) -> BlockManager:
@@ -239,7 +250,7 @@ def _speculation(worker: Worker) -> str:
 
 def _recorded(given: EngineConfig, resolved: EngineConfig, num_blocks: int) -> EngineConfig:
     """Return settings that make the same schedule on any device: those that were given, and the sizes that followed."""
-    sizes = {name: getattr(resolved, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
+    sizes = {name: getattr(resolved, name) for name in ("max_num_seqs", "max_num_batched_tokens", "block_size")}
     return given.model_copy(update={**sizes, "num_kv_blocks": num_blocks})
 
 

@@ -41,6 +41,7 @@ def count_kv_blocks(config: EngineConfig, block_bytes: int, device: torch.device
 def count_static_blocks(
     config: EngineConfig,
     max_model_len: int,
+    block_size: int,
     block_bytes: int,
     device: torch.device,
     *,
@@ -51,7 +52,7 @@ def count_static_blocks(
     for name in ("num_kv_blocks", "kv_cache_memory_bytes", "memory_fraction"):
         if getattr(config, name) is not None:
             raise ConfigError(f"{name} must be left out: a static engine's pool follows from its batch and length")
-    num_blocks = num_rows * -(-max_model_len // config.block_size)
+    num_blocks = num_rows * -(-max_model_len // block_size)
     wanted, most = num_blocks * block_bytes, max(0, _memory_bytes(device) - reserved_bytes)
     if wanted > most:
         raise ConfigError(

@@ -286,6 +286,8 @@ class LLM:
         """Return the sampling parameters of requests without their own: the model's generation config."""
         return SamplingParams(**self.description.default_sampling_params)
 
+    default_sampling_params = get_default_sampling_params
+
     def exit(self) -> None:
         """Abort all requests and free the engine's memory."""
         for request_id in list(self._requests):

@@ -23,7 +23,7 @@ from rayinfer.errors import ConfigError
 def test_the_defaults_serve_the_embedded_model():
     config = engine_config()
     assert config.model == DEFAULT_MODEL == "smollm2-135m"
-    assert (config.block_size, config.enable_prefix_caching) == (16, True)
+    assert (config.block_size, config.enable_prefix_caching) == (None, True)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +152,22 @@ def test_steps_overlap_on_one_rank_only():
 def test_a_wrong_override_is_refused_with_its_key():
     with pytest.raises(ConfigError, match=r"^override_generation_config: top_p must lie in \(0, 1\], got 2, got "):
         engine_config(override_generation_config={"top_p": 2})
+
+
+@pytest.mark.parametrize("key", ["temprature", "do_sample", "max_tokens"])
+def test_an_override_without_an_effect_is_refused_with_the_keys_that_have_one(key):
+    said = rf"^override_generation_config: '{key}': no such key, .*; there are temperature, top_p, .*max_new_tokens"
+    with pytest.raises(ConfigError, match=said):
+        engine_config(override_generation_config={key: 1, "top_p": 0.9})
+
+
+def test_a_config_takes_the_model_by_position():
+    assert rayinfer.Config("folder", seed=3) == rayinfer.Config(model="folder", seed=3)
+    assert rayinfer.Config() == EngineConfig()
+    with pytest.raises(TypeError, match="twice"):
+        rayinfer.Config("folder", model="other")
+    with pytest.raises(TypeError, match="must be named, got 2"):
+        rayinfer.Config("folder", "static")
 
 
 def test_the_settings_have_nano_vllms_name_too():

@@ -1,10 +1,18 @@
 """Engine settings with all defaults resolved: those that are not given follow the device."""
 
+from dataclasses import asdict
+
 from rayinfer.config import EngineConfig
 from rayinfer.engine.ranks.rank_coordinates import Ranks
 from rayinfer.engine.worker.device_defaults import device_defaults
+from rayinfer.kv_cache.pool_size import CPU_POOL_BYTES
 
 _NO_LIMIT = 1 << 62
+_POOL_SETTINGS = ("num_kv_blocks", "kv_cache_memory_bytes", "memory_fraction")
+_SIZE_SETTINGS = (
+    *("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", *_POOL_SETTINGS),
+    *("async_scheduling", "max_cudagraph_capture_size", "enforce_eager"),
+)
 
 
 class ResolvedConfig(EngineConfig):
@@ -12,7 +20,9 @@ class ResolvedConfig(EngineConfig):
 
     max_num_seqs: int
     max_num_batched_tokens: int
+    block_size: int
     max_cudagraph_capture_size: int  # 0: no CUDA graphs
+    async_scheduling: bool
 
     @property
     def num_rows(self) -> int:
@@ -29,9 +39,11 @@ def resolve_config(
     """
     settings = {name: getattr(config, name) for name in EngineConfig.model_fields}
     defaults = device_defaults(device_type, is_static=is_static)
-    for name in ("max_num_seqs", "max_num_batched_tokens", "memory_fraction", "max_cudagraph_capture_size"):
+    for name, default in asdict(defaults).items():
         if settings[name] is None:
-            settings[name] = getattr(defaults, name)
+            settings[name] = default
+    if config.async_scheduling is None and config.num_ranks > 1:
+        settings["async_scheduling"] = False
     sizes = [settings["max_num_seqs"], settings["max_num_batched_tokens"]]
     if group is not None:
         # The minimum over ranks is taken, so only rank 0 sends its sizes.
@@ -40,3 +52,22 @@ def resolve_config(
     has_graphs = device_type == "cuda" and not config.enforce_eager
     largest = min(settings["max_cudagraph_capture_size"], *sizes)
     return ResolvedConfig(**settings | {"max_cudagraph_capture_size": largest if has_graphs else 0})
+
+
+def describe_choice(config: EngineConfig, device_type: str, *, is_static: bool = False) -> str:
+    """Say which sizes of an engine were given, and where the others come from."""
+    fields = EngineConfig.model_fields
+    given = [name for name in _SIZE_SETTINGS if getattr(config, name) != fields[name].default]
+    device = "a GPU" if device_type == "cuda" else "a CPU"
+    choice = f"given {', '.join(given)}, the rest defaults of {device}" if given else f"defaults of {device}"
+    if is_static or any(name in given for name in _POOL_SETTINGS):
+        return choice
+    return f"{choice} with {describe_default_pool(device_type)}"
+
+
+def describe_default_pool(device_type: str) -> str:
+    """Say how large the KV pool is by default."""
+    fraction = device_defaults(device_type).memory_fraction
+    if fraction is None:
+        return f"{CPU_POOL_BYTES >> 30} GiB of KV cache"
+    return f"memory_fraction {fraction:g}"

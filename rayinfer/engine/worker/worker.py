@@ -172,10 +172,9 @@ class Worker(ABC):
 
     @property
     def _is_async(self) -> bool:
-        is_async = self.config.async_scheduling
-        if is_async and self._device.type == "cpu" and self.config.speculation != "off":
+        if self._device.type == "cpu" and self.config.speculation != "off":
             return False  # a CPU computes a step when it is submitted: nothing overlaps, and drafts save whole steps
-        return self._device.type == "cuda" and self.config.num_ranks == 1 if is_async is None else is_async
+        return self.config.async_scheduling
 
     def _pipeline_stage(self) -> Stage:
         group = self._group
@@ -306,7 +305,7 @@ class StaticWorker(Worker):
 
     def _count_blocks(self, block_bytes: int, reserved_bytes: int) -> int:
         config, block_bytes = self.config, self.blocks_per_block * block_bytes
-        size = (config, self.longest_sequence, block_bytes, self._device)
+        size = (config, self.longest_sequence, config.block_size, block_bytes, self._device)
         return self.num_scratch + count_static_blocks(*size, num_rows=config.num_rows, reserved_bytes=reserved_bytes)
 
     def _new_runner(self, memory: ModelMemory) -> ModelRunner:

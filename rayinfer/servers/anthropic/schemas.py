@@ -45,6 +45,12 @@ class AnthropicToolChoice(_Strict):
     disable_parallel_tool_use: bool | None = None
 
 
+class Metadata(_Strict):
+    """Metadata of a request."""
+
+    user_id: str | None = None
+
+
 class CountTokensBody(_Strict):
     """POST /v1/messages/count_tokens."""
 
@@ -68,7 +74,7 @@ class MessagesBody(CountTokensBody):
     top_k: Annotated[Integer | None, ranged("integer", minimum=-1, maximum=2**31 - 1)] = None
     speculation: SpeculationField | None = None  # ours: tokens to draft in a step; answers are the same
     # These have no effect.
-    metadata: dict[str, Any] | None = None
+    metadata: Metadata | None = None
     service_tier: str | None = None
     # And these are refused.
     container: Any = None

@@ -102,6 +102,7 @@ def test_a_parameter_of_the_command_takes_the_place_of_the_setting():
 
 def test_help_says_what_a_setting_is_and_its_default():
     output = " ".join(parse("--help")[0].output.replace("│", " ").split())
-    assert "tokens in one KV block (default: 16)" in output
+    assert "tokens in one KV block (default by device: 16 on each)" in output
+    assert "largest rank of an adapter (default: 64)" in output
     assert "requests that run at once (default by device: 64 on a CPU, 256 on a GPU)" in output
     assert "(default: on)" in output

@@ -183,4 +183,4 @@ def test_the_pool_cannot_be_sized_in_another_way(folder, settings):
 def test_a_batch_that_memory_cannot_hold_is_refused():
     config = engine_config(engine="static")
     with pytest.raises(ConfigError, match=r"64 requests at once of max_model_len 8192 tokens each need .* lower"):
-        count_static_blocks(config, 8192, 10**12, torch.device("cpu"), num_rows=64)
+        count_static_blocks(config, 8192, 16, 10**12, torch.device("cpu"), num_rows=64)

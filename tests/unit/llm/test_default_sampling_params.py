@@ -62,6 +62,7 @@ def test_none_and_overrides_change_the_defaults(greedy_folder):
     overrides = {"temperature": 0.3, "max_new_tokens": None}
     with LLM(str(greedy_folder), override_generation_config=overrides, **SETTINGS) as llm:
         assert llm.get_default_sampling_params() == replace(SamplingParams(), temperature=0.3)
+        assert llm.default_sampling_params() == llm.get_default_sampling_params()
 
 
 def test_a_wrong_override_is_refused_at_once():

@@ -144,17 +144,20 @@ def check_gpu(find: Callable[[str], str | None]) -> Finding:
 
 
 def check_engine_defaults(device_type: str) -> Finding:
-    """Report the default engine settings on this device."""
+    """Report the default engine settings on this device, and why these."""
     from rayinfer.engine.worker.device_defaults import device_defaults
+    from rayinfer.engine.worker.resolved_config import describe_default_pool
 
     defaults = device_defaults(device_type)
-    fraction, graph_size = defaults.memory_fraction, defaults.max_cudagraph_capture_size
+    graph_size = defaults.max_cudagraph_capture_size
+    device = "of a GPU, as torch finds one" if device_type == "cuda" else "of a CPU, as torch finds no GPU"
     sizes = f"max_num_seqs {defaults.max_num_seqs:,}, max_num_batched_tokens {defaults.max_num_batched_tokens:,}"
-    memory = "2 GiB of KV cache" if fraction is None else f"memory_fraction {fraction:g}"
+    memory = f"{describe_default_pool(device_type)} in blocks of {defaults.block_size} tokens"
+    overlap = "async scheduling" if defaults.async_scheduling else "no async scheduling"
     graphs = (
         f"CUDA graphs for up to {min(graph_size, defaults.max_num_seqs)} requests" if graph_size else "no CUDA graphs"
     )
-    return Finding(name="engine defaults", verdict="ok", found=f"{device_type}: {sizes}, {memory}, {graphs}")
+    return Finding(name="engine defaults", verdict="ok", found=f"{device}: {sizes}, {memory}, {overlap}, {graphs}")
 
 
 def _device_type() -> str:

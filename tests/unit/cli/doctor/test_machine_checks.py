@@ -31,8 +31,8 @@ def test_doctor_finds_this_machine_fit_to_serve():
     assert {"Python", "torch", "ray", "transformers", "C++ compiler", "GPU", "memory", "cache"} <= set(findings)
     assert findings["torch"]["verdict"] == findings["ray"]["verdict"] == "ok"
     assert "threads" in findings["torch"]["found"]
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    assert findings["engine defaults"]["found"].startswith(f"{device}: max_num_seqs ")
+    device = "GPU" if torch.cuda.is_available() else "CPU"
+    assert findings["engine defaults"]["found"].startswith(f"of a {device}, ")
     assert all(finding["remedy"] for finding in findings.values() if finding["verdict"] != "ok")
 
 
@@ -81,8 +81,10 @@ def test_without_a_gpu_all_is_well():
 
 def test_doctor_shows_the_settings_that_engines_have_here_by_default():
     assert [check_engine_defaults(device).found for device in ("cpu", "cuda")] == [
-        "cpu: max_num_seqs 64, max_num_batched_tokens 512, 2 GiB of KV cache, no CUDA graphs",
-        "cuda: max_num_seqs 256, max_num_batched_tokens 8,192, memory_fraction 0.9, CUDA graphs for up to 256 requests",
+        "of a CPU, as torch finds no GPU: max_num_seqs 64, max_num_batched_tokens 512, 2 GiB of KV cache in blocks of"
+        " 16 tokens, no async scheduling, no CUDA graphs",
+        "of a GPU, as torch finds one: max_num_seqs 256, max_num_batched_tokens 8,192, memory_fraction 0.9 in blocks of"
+        " 16 tokens, async scheduling, CUDA graphs for up to 256 requests",
     ]
 
 

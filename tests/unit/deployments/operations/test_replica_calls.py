@@ -13,9 +13,21 @@ from rayinfer_deployments.operations.replica_calls import have_weights, in_plain
 from rayinfer_deployments.router.router import RouterReport
 
 SIZES = {"name": "m", "max_model_len": 4096, "vocab_size": 3, "created": 1}
-ON_A_CPU = ModelDescription(**SIZES, max_num_seqs=64, max_num_batched_tokens=512, kv_blocks_total=2000, block_size=16)
+ON_A_CPU = ModelDescription(
+    **SIZES,
+    max_num_seqs=64,
+    max_num_batched_tokens=512,
+    kv_blocks_total=2000,
+    device="2 CPU threads",
+    sizes_from="defaults of a CPU",
+)
 ON_A_GPU = ModelDescription(
-    **SIZES, max_num_seqs=256, max_num_batched_tokens=8192, kv_blocks_total=9, max_cudagraph_capture_size=256
+    **SIZES,
+    max_num_seqs=256,
+    max_num_batched_tokens=8192,
+    kv_blocks_total=9,
+    max_cudagraph_capture_size=256,
+    async_scheduling=True,
 )
 
 
@@ -42,9 +54,10 @@ def test_capacities_are_listed_once_for_each_model_and_capacity():
     reports = [report_of("r", a=ON_A_CPU, b=ON_A_CPU), report_of("s", a=ON_A_CPU, c=ON_A_GPU)]
     assert capacity_lines({"routers": [in_plain_types(report) for report in reports]}) == [
         "engine of tiny: max_num_seqs 64, max_num_batched_tokens 512, max_model_len 4,096,"
-        " 2,000 KV blocks (32,000 tokens), no CUDA graphs",
+        " 2,000 KV blocks of 16 tokens (32,000 in all), no async scheduling, no CUDA graphs, 2 CPU threads;"
+        " defaults of a CPU",
         "engine of tiny: max_num_seqs 256, max_num_batched_tokens 8,192, max_model_len 4,096,"
-        " 9 KV blocks (144 tokens), CUDA graphs for up to 256 requests",
+        " 9 KV blocks of 16 tokens (144 in all), async scheduling, CUDA graphs for up to 256 requests",
     ]
     assert capacity_lines({"routers": [in_plain_types(report_of("r"))]}) == []
 

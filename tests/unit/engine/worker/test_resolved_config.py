@@ -11,7 +11,7 @@ from rayinfer.config import EngineConfig, engine_config
 from rayinfer.credits import credits_of_each
 from rayinfer.engine.build import build_engine
 from rayinfer.engine.worker.device_defaults import CPU, CUDA
-from rayinfer.engine.worker.resolved_config import resolve_config
+from rayinfer.engine.worker.resolved_config import describe_choice, resolve_config
 from rayinfer.errors import ConfigError
 from rayinfer.kv_cache.pool_size import CPU_POOL_BYTES, count_kv_blocks
 from rayinfer.outputs import Credits
@@ -19,6 +19,7 @@ from rayinfer.tensor_parallel import RankCoordinates
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 SIZES = ("max_num_seqs", "max_num_batched_tokens", "memory_fraction", "max_cudagraph_capture_size")
+BY_DEVICE = {*SIZES, "block_size", "async_scheduling"}
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,36 @@ def test_static_engines_have_defaults_of_their_own_on_a_gpu():
 def test_resolving_leaves_all_other_settings_alone():
     config = engine_config(model="m", block_size=32, seed=9, num_kv_blocks=5, kv_cache_dtype="fp8")
     resolved = resolve_config(config, "cuda")
-    assert resolved.model_dump(exclude=set(SIZES)) == config.model_dump(exclude=set(SIZES))
+    assert resolved.model_dump(exclude=BY_DEVICE) == config.model_dump(exclude=BY_DEVICE)
+    assert resolved.block_size == 32
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "is_async"),
+    [
+        ("cpu", {}, False),
+        ("cpu", {"async_scheduling": True}, True),
+        ("cuda", {}, True),
+        ("cuda", {"async_scheduling": False}, False),
+        ("cuda", {"tensor_parallel_size": 2}, False),
+    ],
+)
+def test_blocks_and_overlapping_steps_follow_the_device_too(device, settings, is_async):
+    resolved = resolve_config(engine_config(**settings), device)
+    assert (resolved.block_size, resolved.async_scheduling) == (16, is_async)
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "choice"),
+    [
+        ("cpu", {}, "defaults of a CPU with 2 GiB of KV cache"),
+        ("cuda", {}, "defaults of a GPU with memory_fraction 0.9"),
+        ("cpu", {"num_kv_blocks": 9, "block_size": 16}, "given block_size, num_kv_blocks, the rest defaults of a CPU"),
+        ("cuda", {"enforce_eager": True}, "given enforce_eager, the rest defaults of a GPU with memory_fraction 0.9"),
+    ],
+)
+def test_what_was_given_and_what_follows_the_device_is_named(device, settings, choice):
+    assert describe_choice(engine_config(**settings), device) == choice
 
 
 def test_the_descriptions_of_the_settings_name_the_defaults():
@@ -73,7 +103,7 @@ def test_the_descriptions_of_the_settings_name_the_defaults():
 
 def test_every_default_by_device_belongs_to_a_setting_that_may_be_left_out():
     names = set(inspect.signature(type(CPU)).parameters)
-    assert names == set(SIZES)
+    assert names == BY_DEVICE
     assert all(EngineConfig.model_fields[name].default is None for name in names)
 
 
@@ -119,7 +149,9 @@ def test_an_engine_names_its_kernels_and_refuses_those_that_it_cannot_run(folder
     engine = build_engine(engine_config(**settings), folder)
     on_a_gpu = torch.cuda.is_available()
     assert engine.description.kernels == ("triton" if on_a_gpu else rayinfer_kernels.cpu_kernels_status().name)
-    assert engine.description.capacity.endswith(f", {engine.description.kernels} kernels")
+    device = engine.description.device
+    sizes = f", {engine.description.kernels} kernels, {device}; given num_kv_blocks, the rest defaults of a CPU"
+    assert engine.description.capacity.endswith(sizes.replace("CPU", "GPU") if on_a_gpu else sizes)
     engine.exit()
     # A name that no compiler knows, as that of another machine's path would be.
     monkeypatch.setitem(rayinfer_kernels.KERNEL_PATHS, "avx512", ("-march=no-such-isa",))

@@ -105,6 +105,7 @@ async def test_blocks_system_and_results_reach_the_template(client, generator, m
                 {"max_tokens": 1024, "thinking": {"type": "enabled", "budget_tokens": 1024}},
             )
         ),
+        ({"metadata": {"user_id": 7}}, 400, "invalid_request_error", "metadata"),
         ({"container": "c1"}, 400, "invalid_request_error", "container"),
         ({"messages": [{"role": "user", "content": "word " * 900}]}, 400, "invalid_request_error", "context"),
     ],
