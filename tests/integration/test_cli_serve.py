@@ -4,13 +4,16 @@ import shlex
 import signal
 import socket
 import subprocess
+import tempfile
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 
 import rayinfer_kernels
 from support.faults.cli_processes import is_listening, processes_with, run_cli, serving
+from support.services.free_ports import free_port
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 ENGINE = ("--num-kv-blocks", 256, "--num-threads", 1)
@@ -56,10 +59,12 @@ def test_a_service_answers_is_listed_and_leaves_nothing_behind(model, cache, num
     switches += ("--override-generation-config", '{"temperature": 0.3}')
     with serving(model, *ENGINE, *switches, "--name", "petite", cache=cache) as service:
         service.wait_for_line("ready: petite")
-        sizes = "max_num_seqs 64, max_num_batched_tokens 512, max_model_len 512, 256 KV blocks (4,096 tokens)"
+        sizes = "max_num_seqs 64, max_num_batched_tokens 512, max_model_len 512, 256 KV blocks"
         kernels = rayinfer_kernels.runnable_kernel_paths()[0]
-        line = f"engine of petite: {sizes}, no CUDA graphs, {kernels} kernels"
-        assert service.wait_for_line("engine of petite: ") == line
+        line = f"engine of petite: {sizes} of 16 tokens (4,096 in all), no async scheduling, no CUDA graphs, {kernels}"
+        shown = service.wait_for_line("engine of petite: ")
+        assert shown.startswith(f"{line} kernels, ")
+        assert shown.endswith("; given num_kv_blocks, the rest defaults of a CPU")
         defaults = "default sampling parameters of petite: temperature 0.3"
         assert service.wait_for_line("default sampling parameters") == defaults
         curl = shlex.split(service.wait_for_line("curl "))
@@ -216,6 +221,17 @@ def test_a_broken_checkpoint_is_one_line_within_seconds(model, cache, tmp_path, 
     assert message in line
     assert answer.stdout == ""
     assert time.monotonic() - started < 60
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_setting_that_an_engine_refuses_leaves_no_folder_behind(model, cache, monkeypatch):
+    with tempfile.TemporaryDirectory(dir="/tmp") as parent:  # short: it holds sockets
+        monkeypatch.setenv("RAY_TMPDIR", parent)
+        answer = run_cli("serve", model, "--kv-cache-memory-bytes", 10**14, "--port", free_port(), cache=cache)
+        assert list(Path(parent).iterdir()) == []
+    (line,) = answer.stderr.splitlines()
+    assert line.startswith("error: kv_cache_memory_bytes")
+    assert "Ray's logs" not in line
 
 
 def test_a_model_that_does_not_exist_is_one_line(cache):

@@ -272,9 +272,11 @@ def _ray(workers: int, address: str | None) -> Iterator[None]:
         yield
         return
     if address is None:
-        from rayinfer_deployments.cluster.managed_cluster import ManagedCluster
+        from rayinfer.jobs.interfaces import JobRunning
+        from rayinfer.jobs.loop.step_loop import JobCancelled, JobInterrupted
+        from rayinfer_deployments.cluster.managed_cluster import EXPLAINED, ManagedCluster
 
-        with ManagedCluster():
+        with ManagedCluster(explained=(*EXPLAINED, JobRunning, JobCancelled, JobInterrupted)):
             yield
         return
     import ray

@@ -68,7 +68,12 @@ def interrupt_on_signals() -> None:
 
 
 def one_line(error: Exception) -> str:
-    """Format an error without line breaks; of a file, its name and the reason; without a message, the type's name."""
+    """Format an error and its notes without line breaks.
+
+    Of a file, it is its name and the reason; without a message, the type's name.
+    """
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    return " ".join(str(error).split()) or type(error).__name__
+        reason = f"{error.filename}: {error.strerror}"
+    else:
+        reason = " ".join(str(error).split()) or type(error).__name__
+    return "; ".join([reason, *getattr(error, "__notes__", [])])

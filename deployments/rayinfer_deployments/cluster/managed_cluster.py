@@ -4,6 +4,7 @@ Serve is not imported here: that takes a second, in which Ray can come up.
 """
 
 import contextlib
+import fcntl
 import logging
 import os
 import shutil
@@ -17,7 +18,7 @@ from types import TracebackType
 import ray
 from ray._common.utils import get_default_system_temp_dir
 
-from rayinfer.errors import RayinferError
+from rayinfer.errors import ConfigError, ModelLoadError, RayinferError
 from rayinfer_deployments.cluster.background_call import BackgroundCall
 from rayinfer_deployments.cluster.head_node_processes import only_needed_processes
 from rayinfer_deployments.cluster.process_tree import (
@@ -34,6 +35,9 @@ POLITE_END_S = 4.0  # for Ray's own shutdown
 FORCED_END_S = 2.0  # from SIGTERM to SIGKILL for whatever that left
 REASON_LIMIT = 300  # characters of Ray's error that are shown
 RAY_FOLDER = "ray"  # within the private one, as Ray opens it to all users
+PREFIX = "ray-"  # of private folders, which others use too
+MARK = ".rayinfer"  # empty file in private folders of ours
+EXPLAINED = (ConfigError, ModelLoadError)  # errors that name what to change: Ray's logs add nothing
 VITAL_PROCESSES = ("gcs_server", "raylet")
 
 
@@ -41,25 +45,31 @@ class ManagedCluster:
     """A Ray cluster among this process's descendants; leaving the block ends every one of them.
 
     Ray lets every user of the machine write into its folders, its sockets' too: here they lie in one that only this
-    user can enter. It is deleted at the end, except after an error: logs may hold its cause.
+    user can enter. It is deleted at the end, except after an error other than the `explained` ones: logs may hold its
+    cause, and a note of the error names them.
     """
 
     owns_ray = True
 
-    def __init__(self, check: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, check: Callable[[], None] = lambda: None, *, explained: tuple[type[Exception], ...] = EXPLAINED
+    ) -> None:
         self.address = ""  # where Ray's own table (GCS) is reached
         self._check_while_starting = check  # may raise
+        self._explained = explained
         self._starting: BackgroundCall[object] | None = None
         self._vital: list[Process] = []
-        self._folder: Path | None = None
+        self._folder: PrivateFolder | None = None
 
     def __enter__(self) -> "ManagedCluster":
         adopt_orphans()
         ensure_private_token(settings_of_ray())
         try:
-            self._folder = make_private_folder()
+            parent = Path(get_default_system_temp_dir())  # where Ray would put its own
+            self._folder = PrivateFolder(parent)
+            delete_abandoned_folders(parent)
             self._starting = start_ray(
-                address="local", include_dashboard=False, _temp_dir=str(self._folder / RAY_FOLDER)
+                address="local", include_dashboard=False, _temp_dir=str(self._folder.path / RAY_FOLDER)
             )
             self._starting.result(self._check_while_starting)
             self.address = ray.get_runtime_context().gcs_address
@@ -92,8 +102,42 @@ class ManagedCluster:
             end_descendants(FORCED_END_S)
             if self._starting is not None:
                 self._starting.release()
-            if self._folder is not None and not isinstance(error, Exception):
-                shutil.rmtree(self._folder, ignore_errors=True)
+            if self._folder is not None:
+                self._folder.end(error, self._explained)
+
+
+class PrivateFolder:
+    """A new folder that only this user can enter, locked while its process lives."""
+
+    def __init__(self, parent: Path) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        self._lock = _locked_folder(self.path)  # the kernel releases it, however the process ends
+        (self.path / MARK).touch()  # after the lock: marked and unlocked means abandoned
+
+    def end(self, error: BaseException | None, explained: tuple[type[Exception], ...] = EXPLAINED) -> None:
+        """Delete the folder, or leave it where Ray's logs may hold an error's cause, and note their path in the error.
+
+        The newest folder that was left stays until another is.
+        """
+        logs = self.path / RAY_FOLDER / "session_latest" / "logs"
+        if isinstance(error, Exception) and not isinstance(error, explained) and logs.is_dir():
+            error.add_note(f"Ray's logs: {logs.resolve()}")
+            (self.path / MARK).touch()  # the time of its end
+        else:
+            shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def delete_abandoned_folders(parent: Path) -> None:
+    """Delete this user's private folders whose processes have ended, except the newest: it may still be read."""
+    with contextlib.ExitStack() as locks:
+        abandoned: dict[Path, float] = {}  # to when each was marked
+        for path in parent.glob(f"{PREFIX}*/{MARK}"):
+            with contextlib.suppress(OSError):  # in use, or another user's
+                locks.callback(os.close, _locked_folder(path.parent))
+                abandoned[path.parent] = path.lstat().st_mtime
+        for folder in sorted(abandoned, key=abandoned.__getitem__)[:-1]:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def start_ray(**settings: object) -> BackgroundCall[object]:
@@ -113,11 +157,6 @@ def start_ray(**settings: object) -> BackgroundCall[object]:
 def count_resource(name: str) -> float:
     """Return how much of a resource (CPU, GPU) the Ray that this process is part of has."""
     return float(ray.cluster_resources().get(name, 0.0))
-
-
-def make_private_folder() -> Path:
-    """Make a folder, private to this user, where Ray would put its own."""
-    return Path(tempfile.mkdtemp(prefix="ray-", dir=get_default_system_temp_dir()))
 
 
 @contextlib.contextmanager
@@ -142,6 +181,20 @@ def run_for(seconds: float, action: Callable[[], object]) -> None:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)
+
+
+def _locked_folder(path: Path) -> int:
+    """Lock a folder that is private to this user; raises OSError where it is not, or a living process has the lock."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        found = os.fstat(folder)
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise PermissionError(f"{path} is not private to this user")
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(folder)
+        raise
+    return folder
 
 
 def _is_vital(process: Process) -> bool:

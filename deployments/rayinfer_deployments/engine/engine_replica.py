@@ -10,7 +10,7 @@ from ray import serve
 from ray.exceptions import RayActorError, RayTaskError
 
 from rayinfer.config import EngineConfig
-from rayinfer.errors import EngineDead, EngineLeaving, ModelLoadError, RayinferError
+from rayinfer.errors import EngineDead, EngineLeaving, RayinferError
 from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits, TickWatch
 from rayinfer.outputs import EngineStats
 from rayinfer.routing.first_tokens import FirstTokenCounts
@@ -180,8 +180,8 @@ def _processes_on_node(num_processes: int, num_ranks: int) -> int:
 
 
 def _start_failure(error: BaseException, model: str) -> Exception:
-    """Make the error that an operator sees: one line for a model that cannot be loaded."""
+    """Make the error that an operator sees: our own as it is, EngineDead for a crash, whose cause logs may hold."""
     cause = cause_of(error)
     if isinstance(cause, RayinferError):
         return cause
-    return ModelLoadError(f"the engine for model {model!r} could not start: {cause_in_one_line(error)}")
+    return EngineDead(f"the engine for model {model!r} could not start: {cause_in_one_line(error)}")

@@ -10,7 +10,7 @@ from ray import serve
 from ray.serve.config import HTTPOptions, ProxyLocation
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, LoggingConfig
 
-from rayinfer.errors import RayinferError
+from rayinfer.errors import ConfigError, ModelLoadError, ModelNotFound, RayinferError, UnsupportedArchitecture
 from rayinfer_deployments.cluster.service_record import service_url
 
 POLL_S = 0.05
@@ -21,8 +21,9 @@ REASON_LIMIT = 500  # characters of a failure that are shown
 LOGGING = LoggingConfig(enable_access_log=False, log_level="WARNING")
 
 FAILURE = re.compile(
-    r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|NotFound|Architecture|Exception): "
+    r"^(?:[A-Za-z_]\w*\.)*(?P<type>[A-Za-z_]\w*(?:Error|NotFound|Architecture|Exception|Dead)): "
 )  # a traceback's last line
+EXPLAINED = {kind.__name__: kind for kind in (ConfigError, ModelLoadError, ModelNotFound, UnsupportedArchitecture)}
 
 
 class ServiceFailed(RayinferError):
@@ -56,7 +57,7 @@ def wait_until_ready(
     """Return once `/ready` answers 200; `on_progress` is called with what is still missing, `check` may raise.
 
     Where the port asks for certificates that this process lacks, `is_ready` finds out instead.
-    Raises ServiceFailed when Serve gives the application up.
+    When Serve gives the application up, it raises the engine's ConfigError or ModelLoadError, or else ServiceFailed.
     """
     silent_since: float | None = None
     url = service_url(host, port, has_tls=has_tls)
@@ -67,7 +68,7 @@ def wait_until_ready(
             if (now := time.monotonic()) - asked_s > STATUS_S:
                 overview, asked_s = serve.status().applications.get(name), now
             if overview is not None and overview.status == ApplicationStatus.DEPLOY_FAILED:
-                raise ServiceFailed(failure_of(overview))
+                raise start_error(overview)
             if is_ready is not None:
                 if is_ready():
                     return
@@ -85,13 +86,23 @@ def wait_until_ready(
             time.sleep(POLL_S)
 
 
+def start_error(overview: ApplicationStatusOverview) -> RayinferError:
+    """Make the error of a failed start: of the cause's type where that names what to change, else ServiceFailed."""
+    match = FAILURE.match(_last_failure(overview))
+    kind = EXPLAINED.get(match["type"], ServiceFailed) if match else ServiceFailed
+    return kind(failure_of(overview))
+
+
 def failure_of(overview: ApplicationStatusOverview) -> str:
-    """Find the cause in Serve's status message: the last line of the innermost traceback."""
+    """Find the cause in Serve's status message: the last line of the innermost traceback, without its type."""
+    return FAILURE.sub("", _last_failure(overview))[:REASON_LIMIT]
+
+
+def _last_failure(overview: ApplicationStatusOverview) -> str:
     messages = [deployment.message for deployment in overview.deployments.values() if deployment.message]
     lines = [line.strip() for line in "\n".join([overview.message, *messages]).splitlines() if line.strip()]
     failures = [line for line in lines if FAILURE.match(line)]
-    sentence = failures[-1] if failures else (lines[-1] if lines else "Serve gives no reason")
-    return FAILURE.sub("", sentence)[:REASON_LIMIT]
+    return failures[-1] if failures else (lines[-1] if lines else "Serve gives no reason")
 
 
 def _ask(client: httpx.Client) -> httpx.Response | None:

@@ -64,3 +64,9 @@ def test_the_error_of_a_missing_file_names_the_file_and_the_reason(tmp_path):
     with pytest.raises(FileNotFoundError) as missing:
         (tmp_path / "limits.yaml").read_text()
     assert one_line(missing.value) == f"{tmp_path}/limits.yaml: No such file or directory"
+
+
+@pytest.mark.parametrize("error", [ConfigError("wrong"), OSError("wrong"), FileNotFoundError(2, "wrong", "file")])
+def test_notes_of_an_error_are_shown_behind_it(error):
+    error.add_note("Ray's logs: /tmp/ray-x")
+    assert run(error).stderr.endswith("wrong; Ray's logs: /tmp/ray-x\n")
