@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
-Generate = Callable[[list[list[int]], list[int]], list[int]]  # prompts, output lengths -> output lengths found
+Generate = Callable[..., list[int]]  # prompts, output lengths, perhaps adapters' folders -> output lengths found
 OPENVINO_CACHE_GB = 2
 
 
@@ -32,13 +32,20 @@ def open_rayinfer(settings: dict[str, Any]) -> Generate:
 def open_vllm(settings: dict[str, Any]) -> Generate:
     """Open vLLM's offline class, with room for the whole workload and without prefix caching."""
     from vllm import LLM, SamplingParams
+    from vllm.lora.request import LoRARequest
 
-    sizes = {"max_model_len": 1024, "max_num_seqs": 64}
-    llm = LLM(settings["model"], dtype=settings["dtype"], enable_prefix_caching=False, **sizes)
+    engine = {"max_model_len": 1024, "max_num_seqs": 64, **settings.get("engine", {})}
+    llm = LLM(settings["model"], dtype=settings["dtype"], enable_prefix_caching=False, **engine)
+    numbers: dict[str, int] = {}  # of adapters, by folder
 
-    def generate(prompts: list[list[int]], lengths: list[int]) -> list[int]:
+    def adapter(folder: str | None) -> Any:
+        return folder and LoRARequest(folder, numbers.setdefault(folder, len(numbers) + 1), folder)
+
+    def generate(prompts: list[list[int]], lengths: list[int], adapters: list[str | None] | None = None) -> list[int]:
         params = [SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True) for length in lengths]
-        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        options = {} if adapters is None else {"lora_request": [adapter(folder) for folder in adapters]}
+        outputs = llm.generate(inputs, params, use_tqdm=False, **options)
         return [len(output.outputs[0].token_ids) for output in outputs]
 
     return generate
@@ -112,7 +119,7 @@ def serve(
         workload = json.loads(line)
         try:
             started = time.perf_counter()
-            lengths = generate(workload["prompts"], workload["lengths"])
+            lengths = generate(**workload)
             _send(replies, seconds=time.perf_counter() - started, lengths=lengths)
         except Exception as error:
             _send(replies, error=_one_line(error))

@@ -82,13 +82,21 @@ class EngineProcess:
         finally:
             self._pause()
 
+    def seconds_for(self, workload: Workload, adapters: Sequence[str | None]) -> float:
+        """Run requests once, each with the adapter of a folder or none; raises RayinferError."""
+        os.killpg(self._process.pid, signal.SIGCONT)
+        try:
+            return self._seconds_for(workload, adapters=list(adapters))
+        finally:
+            self._pause()
+
     def _pause(self) -> None:
         """Stop the engine's processes while others are measured: some spin while they wait."""
         time.sleep(SETTLE_S)
         os.killpg(self._process.pid, signal.SIGSTOP)
 
-    def _seconds_for(self, workload: Workload) -> float:
-        request = {"prompts": workload.prompts, "lengths": workload.output_lengths}
+    def _seconds_for(self, workload: Workload, **more: object) -> float:
+        request = {"prompts": workload.prompts, "lengths": workload.output_lengths, **more}
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(request) + "\n")

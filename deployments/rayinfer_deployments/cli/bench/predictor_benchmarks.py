@@ -9,8 +9,10 @@ import typer
 from rayinfer.config import cache_folder
 from rayinfer.errors import ConfigError
 from rayinfer_deployments.cli.bench.shared_options import (
+    PROGRAM_PANEL,
     RESULTS,
     Output,
+    PeersFolder,
     Seed,
     progress_log,
     split_names,
@@ -19,7 +21,6 @@ from rayinfer_deployments.cli.bench.shared_options import (
 from rayinfer_deployments.cli.failures import interrupt_on_signals
 
 ALL_ROWS = "texts,int8,http,batcher,bad,busy,identical,images,broken"
-PROGRAM_PANEL = "Where a peer is, if not in the peers' folder"
 SentenceTransformersPython = Annotated[
     Path | None, typer.Option(help="interpreter that has sentence-transformers", rich_help_panel=PROGRAM_PANEL)
 ]
@@ -29,9 +30,6 @@ OnnxRuntimePython = Annotated[
 ]
 OpenVinoPython = Annotated[
     Path | None, typer.Option(help="interpreter that has openvino, nncf and torch", rich_help_panel=PROGRAM_PANEL)
-]
-PeersFolder = Annotated[
-    Path | None, typer.Option(help="where peers and exports are (default: peers in the cache folder)")
 ]
 
 

