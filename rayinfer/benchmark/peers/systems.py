@@ -49,8 +49,11 @@ OWN_MODES: Mapping[str, tuple[int, Mapping[str, str]]] = MappingProxyType(
         "int8-dynamic": (8, {"quantization": "int8-dynamic"}),
         "int8-dynamic+int8-kv": (8, {"quantization": "int8-dynamic", "kv_cache_dtype": "int8"}),
         "int4": (4, {"quantization": "int4"}),
+        "gguf-q8_0": (8, {"load_format": "gguf"}),
+        "gguf-q4_1": (4, {"load_format": "gguf"}),
     }
 )
+OWN_FILES = {"gguf-q8_0": "q8_0.gguf", "gguf-q4_1": "q4_1.gguf"}  # by mode: a peer's conversion, kept in its blocks
 # By mode: bits of a weight, and the file or folder of the converted model.
 OPENVINO_MODES = {"bfloat16": (16, "openvino-fp16"), "int8": (8, "openvino-int8")}
 LLAMA_CPP_MODES = {"bfloat16": (16, "bf16.gguf"), "q8_0": (8, "q8_0.gguf"), "q4_1": (4, "q4_1.gguf")}
@@ -126,10 +129,14 @@ def _own(setup: Setup, mode: str) -> SystemUnderTest:
     if mode not in OWN_MODES:
         return SystemUnderTest(name=OWN, mode=mode, missing=f"unknown mode: choose from {', '.join(OWN_MODES)}")
     bits, modes = OWN_MODES[mode]
+    model = setup.converted_model(OWN_FILES[mode]) if mode in OWN_FILES else setup.model_folder
+    if mode in OWN_FILES and not model.is_file():
+        return SystemUnderTest(name=OWN, mode=mode, missing=f"there is no {model}")
     engine: dict[str, Any] = {"dtype": "bfloat16", "num_threads": len(setup.cpus), **modes}
     if setup.kernels != "native":
         engine["kernels"] = setup.kernels
-    gates = [f"{value}-kv" if name == "kv_cache_dtype" else value for name, value in modes.items()]
+    gates = [modes["quantization"]] if "quantization" in modes else []
+    gates += [f"{modes['kv_cache_dtype']}-kv"] if "kv_cache_dtype" in modes else []
     measured = measured_model(setup.model, setup.model_folder)
     concession = "; ".join(reason for gate in gates if (reason := excess(gate, measured)) is not None) or None
     if concession is not None:
@@ -141,8 +148,8 @@ def _own(setup: Setup, mode: str) -> SystemUnderTest:
     options: list[str] = []
     for name, value in engine.items():
         options += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    serve = [Path(sys.executable).with_name("rayinfer"), "serve", setup.model_folder, "--port", "{port}"]
-    settings = json.dumps({"model": str(setup.model_folder), "engine": engine})
+    serve = [Path(sys.executable).with_name("rayinfer"), "serve", model, "--port", "{port}"]
+    settings = json.dumps({"model": str(model), "engine": engine})
     return SystemUnderTest(
         name=OWN,
         mode=mode,

@@ -30,7 +30,7 @@ from rayinfer_deployments.cli.failures import interrupt_on_signals
 from rayinfer_deployments.cli.options.config_options import with_engine_options
 
 ALL_CASES = "batch,stream,prefill,http,start"
-ALL_MODES = "bfloat16,int8-dynamic,int8-dynamic+int8-kv,int8,int4"
+ALL_MODES = "bfloat16,int8-dynamic,int8-dynamic+int8-kv,int8,int4,gguf-q8_0,gguf-q4_1"
 
 
 @with_engine_options

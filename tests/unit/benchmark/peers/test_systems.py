@@ -28,6 +28,19 @@ def test_a_mode_above_its_limit_runs_with_a_concession(tmp_path):
     assert "--no-enable-prefix-caching" in int8.server_command
 
 
+def test_a_gguf_file_of_a_peer_is_read_with_its_blocks(tmp_path):
+    (tmp_path / "models" / "tiny").mkdir(parents=True)
+    file = tmp_path / "models" / "tiny" / "q4_1.gguf"
+    file.touch()
+    q8_0, q4_1, *_ = find_systems(make_setup(tmp_path), ("gguf-q8_0", "gguf-q4_1"))
+    assert q8_0.missing == f"there is no {file.with_name('q8_0.gguf')}"
+    assert (q4_1.missing, q4_1.weight_bits) == (None, 4)
+    assert f'"model": "{file}"' in q4_1.engine_command[-1]
+    assert '"load_format": "gguf"' in q4_1.engine_command[-1]
+    assert str(file) in q4_1.server_command
+    assert q4_1.server_command[-2:] == ["--load-format", "gguf"]
+
+
 def test_all_systems_are_kept_to_the_instructions_of_a_path(tmp_path):
     make_program(tmp_path / "llama.cpp-avx2" / "llama-bench", "")
     (tmp_path / "models" / "tiny").mkdir(parents=True)
