@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rayinfer.errors import NotReady, RayinferError
@@ -12,35 +14,48 @@ from rayinfer.routing.engine_set import EngineSet
 
 logger = logging.getLogger(__name__)
 
+SETTLE_S = 3.0  # after a command, until an engine's reports are younger than it
+
 
 class EngineSetControl:
     """EngineControl of a model: acts on all engines of the moment concurrently.
 
     Every engine gets the command even if another fails or the caller is cancelled; the first error is raised at the
-    end. An engine that joins between `pause` and `resume` is paused too, unless the others run again: another router
-    may have resumed them.
+    end. An engine that joins while the model is paused is paused too. The model is paused from `pause` to `resume`;
+    another router may run either of them, so reports of the other engines count as well, except those that may be
+    older than a pause.
     """
 
     def __init__(self, model_name: str, engines: EngineSet) -> None:
         self._model_name = model_name
         self._engines = engines.links
         self._is_paused = False
-        self._num_pausing = 0  # calls of `pause` that have not returned: reports may be older
+        self._settled_at: dict[str, float] = {}  # by engine that this router has paused: when its reports count again
         self._pausing: set[asyncio.Task[None]] = set()  # engines that have joined
         engines.join_listeners.append(self._note_join)
 
     def _note_join(self, joined: EngineLink) -> None:
         """Pause an engine that joins during a pause."""
-        if not self._is_paused:
-            return
-        others = [engine for engine in self._engines.values() if engine is not joined]
-        if not self._num_pausing and any(engine.stats.state == EngineState.RUNNING for engine in others):
-            self._is_paused = False
-            return
-        joined.stats = replace(joined.stats, state=EngineState.PAUSED)  # until its first report
-        task = asyncio.get_running_loop().create_task(self._pause_joined(joined))
-        self._pausing.add(task)
-        task.add_done_callback(self._pausing.discard)
+        others = self._others(joined)
+        if self._any_runs(others):
+            self._is_paused = False  # another router has resumed them
+        elif self._is_paused or any(engine.stats.state == EngineState.PAUSED for engine in others):
+            joined.stats = replace(joined.stats, state=EngineState.PAUSED)  # until its first report
+            self._settled_at[joined.name] = math.inf
+            task = asyncio.get_running_loop().create_task(self._pause_joined(joined))
+            self._pausing.add(task)
+            task.add_done_callback(self._pausing.discard)
+
+    def _others(self, joined: EngineLink) -> list[EngineLink]:
+        return [engine for engine in self._engines.values() if engine is not joined]
+
+    def _any_runs(self, engines: Sequence[EngineLink]) -> bool:
+        """Whether one of the engines runs, by a report that is younger than any pause by this router."""
+        now = asyncio.get_running_loop().time()
+        return any(
+            engine.stats.state == EngineState.RUNNING and now >= self._settled_at.get(engine.name, 0)
+            for engine in engines
+        )
 
     async def control(self, action: ControlAction) -> list[str]:
         """See EngineControl. Every engine is asked, as its last report may be a heartbeat old.
@@ -52,28 +67,50 @@ class EngineSetControl:
         if isinstance(action, LoadAdapter):
             return await self._least_loaded().control(action)
         if isinstance(action, Resume):
-            self._is_paused = False
+            return await self._resume(action)
         return await self._run_on_all(action)
 
     async def _pause(self, action: Pause) -> list[str]:
         was_paused, self._is_paused = self._is_paused, True  # at once: an engine may join meanwhile
-        self._num_pausing += 1
+        names = list(self._engines)
+        self._settled_at |= dict.fromkeys(names, math.inf)
         try:
             states = await self._run_on_all(action)
-        except BaseException:
+        except NotReady:
             self._is_paused = was_paused
             raise
-        finally:
-            self._num_pausing -= 1
-        for engine in self._engines.values():
-            engine.stats = replace(engine.stats, state=EngineState.PAUSED)  # its next report may be half a second away
+        finally:  # after an error, too: other engines are paused
+            self._settled_at |= dict.fromkeys(names, self._settles_at())
+        self._assume(EngineState.PAUSED)
         return states
 
+    async def _resume(self, action: Resume) -> list[str]:
+        self._is_paused = False
+        self._settled_at.clear()
+        states = await self._run_on_all(action)
+        self._assume(EngineState.RUNNING)
+        return states
+
+    def _assume(self, state: EngineState) -> None:
+        for engine in self._engines.values():
+            engine.stats = replace(engine.stats, state=state)  # its next report may be half a second away
+
+    def _settles_at(self) -> float:
+        return asyncio.get_running_loop().time() + SETTLE_S
+
     async def _pause_joined(self, joined: EngineLink) -> None:
+        """Pause an engine, and resume it if the reports turn out to have been older than another router's `resume`."""
         try:
             await joined.control(Pause())
+            self._settled_at[joined.name] = self._settles_at()
+            await asyncio.sleep(SETTLE_S)
+            if self._any_runs(self._others(joined)):
+                await joined.control(Resume())
         except (RayinferError, OSError) as error:  # it is asleep, or gone already
             logger.warning("engine %s joined during a pause and was not paused: %s", joined.name, error)
+        finally:
+            if self._engines.get(joined.name) is not joined:
+                self._settled_at.pop(joined.name, None)
 
     async def _run_on_all(self, action: ControlAction) -> list[str]:
         outcomes = await asyncio.gather(

@@ -35,6 +35,7 @@ POLL_S = 0.1
 CONTROL_S = 120.0  # of engines that give their memory back, or take it
 APPLY_S = 30.0  # until every router has other limits
 FAILED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
+LEAVE_S = 20.0  # until an engine knows that it is to leave
 REPLACE_S = 600.0  # until an engine is loaded in another's place
 
 
@@ -268,8 +269,13 @@ class ServiceOperations:
                 f"{engine} is the only engine of model {model.served_name!r}: --shrink would leave none"
             )
         await self._replicas.of_all(ROUTER, "remove_engine", engine)
-        if not any(await self._replicas.of_all(engine_deployment_name(index, model), "leave", engine)):
-            raise RayinferError(f"{engine} does not answer; Serve replaces it once its health checks fail")
+        deployment = engine_deployment_name(index, model)
+
+        async def is_told() -> bool:
+            # One slow replica leaves all without an answer.
+            return any(await self._replicas.of_all(deployment, "leave", engine)) or await is_gone(engine)
+
+        await self._until(is_told, LEAVE_S, f"{engine} does not answer; Serve replaces it once its health checks fail")
         if shrink:
             # Until it is gone, Serve would choose itself which engine is one too many.
             await self._until(lambda: is_gone(engine), REPLACE_S, f"{engine} has not ended yet")

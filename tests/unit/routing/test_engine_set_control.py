@@ -8,6 +8,7 @@ from rayinfer.errors import EngineDead, NotReady, WrongEngineState
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import EngineStats
 from rayinfer.protocols import GenerationRequest, GetState, Pause, Resume, Sleep, Wake
+from rayinfer.routing import engine_set_control
 from rayinfer.routing.dispatch import Dispatcher
 from rayinfer.sampling_params import SamplingParams
 from support.fakes.fake_engine_client import FakeEngineClient
@@ -153,11 +154,55 @@ async def test_an_engine_that_replaces_all_paused_ones_is_paused(dispatcher, eng
     assert (await join(dispatcher)).controls == [Pause()]
 
 
-async def test_an_engine_runs_that_joins_after_another_router_resumed(dispatcher, engines):
+async def test_an_engine_runs_that_joins_after_another_router_resumed(dispatcher, engines, monkeypatch):
+    monkeypatch.setattr(engine_set_control, "SETTLE_S", 0.05)
     await dispatcher.engine_set_control.control(Pause())
     await report_states(dispatcher, engines, *["paused"] * 3)
+    await asyncio.sleep(0.06)
     await report_states(dispatcher, engines, *["running"] * 3)
     assert (await join(dispatcher)).controls == []
+
+
+async def test_an_engine_that_was_paused_by_an_old_report_is_resumed(dispatcher, engines, monkeypatch):
+    monkeypatch.setattr(engine_set_control, "SETTLE_S", 0.05)
+    await report_states(dispatcher, engines, *["paused"] * 3)  # by another router, which resumes them just now
+    late = await join(dispatcher)
+    await report_states(dispatcher, [*engines, late], *["running"] * 3, "paused")
+    await asyncio.sleep(0.1)
+    assert late.controls == [Pause(), Resume()]
+    assert (await join(dispatcher, "later")).controls == []
+
+
+async def test_an_engine_that_joins_at_a_router_which_knows_of_no_pause_is_paused_like_the_others(dispatcher, engines):
+    await report_states(dispatcher, engines, *["paused"] * 3)
+    assert (await join(dispatcher)).controls == [Pause()]
+
+
+async def test_reports_that_are_older_than_a_pause_end_none(dispatcher, engines):
+    await dispatcher.engine_set_control.control(Pause())
+    await report_states(dispatcher, engines, *["running"] * 3)
+    assert (await join(dispatcher)).controls == [Pause()]
+
+
+async def test_engines_that_join_one_after_the_other_during_a_pause_are_all_paused(dispatcher, engines):
+    await dispatcher.engine_set_control.control(Pause())
+    await report_states(dispatcher, engines, *["paused"] * 3)
+    first = FakeEngineClient()
+    first.control_may_return.clear()
+    dispatcher.engines.add("first", first, first.description)
+    await report_states(dispatcher, [*engines, first], *["paused"] * 3, "running")  # it has not carried it out yet
+    second = await join(dispatcher, "second")
+    first.control_may_return.set()
+    await asyncio.sleep(0.01)
+    assert (first.state, second.state) == ("paused", "paused")
+
+
+async def test_the_replacement_of_an_engine_that_died_under_a_pause_is_paused(dispatcher, engines):
+    engines[1].control_error = EngineDead("it is gone")
+    with pytest.raises(EngineDead):
+        await dispatcher.engine_set_control.control(Pause())
+    dispatcher.engines.remove("engine-1", "lost")
+    assert (await join(dispatcher)).controls == [Pause()]
 
 
 async def test_an_engine_that_cannot_pause_when_it_joins_harms_nothing(dispatcher):

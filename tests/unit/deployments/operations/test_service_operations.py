@@ -7,6 +7,7 @@ from rayinfer.outputs import EngineStats
 from rayinfer.protocols import ServiceStatus
 from rayinfer.routing.limits import RouterLimits
 from rayinfer_deployments.app_args import llm_app_args
+from rayinfer_deployments.operations import service_operations
 from rayinfer_deployments.operations.application_replicas import ApplicationReplicas
 from rayinfer_deployments.operations.service_operations import ServiceOperations
 from rayinfer_deployments.router.router import RouterReport
@@ -24,7 +25,6 @@ class SlowReplicas(ApplicationReplicas):
         return self.is_known
 
     async def of_all(self, deployment, method, *arguments):
-        assert method == "report"
         self.num_asked += 1
         if self.num_asked - 1 in self.unanswered:
             return []
@@ -58,3 +58,44 @@ async def test_draining_a_service_that_is_not_deployed_fails_at_once():
     with pytest.raises(RayinferError, match="no router answers"):
         await operations.drain()
     assert operations.num_asked == 1
+
+
+class SlowEngines(SlowReplicas):
+    """Two engines, of which one is told to leave although its answer is late."""
+
+    def __init__(self, model, late):
+        super().__init__(model, set(), True)
+        self.late, self.engines_now = late, ["engine-1", "engine-2"]
+
+    async def of_all(self, deployment, method, *arguments):
+        if method == "leave":
+            self.engines_now = ["engine-2", "engine-3"]
+            self.late -= 1
+            return [] if self.late >= 0 else [False, True]
+        status = ServiceStatus(ready=True, engines={name: EngineStats() for name in self.engines_now})
+        return [RouterReport(router="r", limits=RouterLimits(), models={self.model: status})]
+
+
+@pytest.mark.parametrize(("late", "is_over"), [(0, False), (1, False), (3, False), (100, True)])
+async def test_an_engine_whose_answer_is_late_is_told_again_to_leave(late, is_over, monkeypatch):
+    async def is_gone(engine):
+        return is_over and engine == "engine-1"
+
+    monkeypatch.setattr(service_operations, "is_gone", is_gone)
+    args = llm_app_args({"models": [{"model": "smollm2-135m", "num_replicas": 2}]})
+    operations = ServiceOperations("a", args)
+    operations._replicas = SlowEngines(args.models[0].served_name, late)
+    assert await operations.drain("engine-1") == {"left": ["engine-1"], "engines": ["engine-2", "engine-3"]}
+
+
+async def test_an_engine_that_never_answers_is_named(monkeypatch):
+    async def is_gone(engine):
+        return False
+
+    monkeypatch.setattr(service_operations, "is_gone", is_gone)
+    monkeypatch.setattr(service_operations, "LEAVE_S", 0.2)
+    args = llm_app_args({"models": [{"model": "smollm2-135m", "num_replicas": 2}]})
+    operations = ServiceOperations("a", args)
+    operations._replicas = SlowEngines(args.models[0].served_name, 100)
+    with pytest.raises(RayinferError, match="engine-1 does not answer"):
+        await operations.drain("engine-1")
