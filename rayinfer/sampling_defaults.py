@@ -18,6 +18,7 @@ SAMPLING_KEYS: Mapping[str, str] = MappingProxyType(
         "max_new_tokens": "max_tokens",
     }
 )
+SHOWN_KEYS = 5  # of those that are refused
 
 
 def sampling_defaults(generation_config: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -36,7 +37,8 @@ def sampling_defaults(generation_config: Mapping[str, Any], source: str) -> dict
 def check_overrides(overrides: Mapping[str, Any], source: str) -> None:
     """Raise ConfigError for a wrong value, as `sampling_defaults` does, and for a key that has no effect."""
     if unknown := sorted(overrides.keys() - SAMPLING_KEYS.keys()):
-        keys = f"{', '.join(map(shown, unknown))}: no such key, or none that has an effect here"
+        others = f" and {len(unknown) - SHOWN_KEYS} more" if len(unknown) > SHOWN_KEYS else ""
+        keys = f"{', '.join(map(shown, unknown[:SHOWN_KEYS]))}{others}: no such key, or none that has an effect here"
         raise ConfigError(f"{source}: {keys}; there are {', '.join(SAMPLING_KEYS)}")
     sampling_defaults(overrides, source)
 

@@ -161,6 +161,12 @@ def test_an_override_without_an_effect_is_refused_with_the_keys_that_have_one(ke
         engine_config(override_generation_config={key: 1, "top_p": 0.9})
 
 
+def test_only_some_of_many_wrong_overrides_are_named():
+    with pytest.raises(ConfigError, match="'k04' and 95 more: no such key") as failure:
+        engine_config(override_generation_config={f"k{number:02}": 1 for number in range(100)})
+    assert len(str(failure.value)) < 500
+
+
 def test_a_config_takes_the_model_by_position():
     assert rayinfer.Config("folder", seed=3) == rayinfer.Config(model="folder", seed=3)
     assert rayinfer.Config() == EngineConfig()

@@ -14,6 +14,7 @@ from rayinfer_deployments.router.http10_response import Http10Response
 
 STALLED_S = 60.0  # how long a client may read nothing of its response
 HEAD_TIMEOUT_S = 10.0  # from a connection's begin, or a request's first byte, to the end of its headers
+CLOSE_S = 1.0  # for the end of a connection on which all has been sent
 MAX_HEAD_BYTES = 2 * 32 * 2**10  # held in memory until they are parsed; the exact limit is the application's
 
 
@@ -31,6 +32,7 @@ class HttpConnection(HttpToolsProtocol):
 
     _awaiting: asyncio.TimerHandle | None = None
     _stalling: asyncio.TimerHandle | None = None
+    _closing: asyncio.TimerHandle | None = None
     _num_pending_bytes = 0  # came since the parser last reached the end of something
     _is_in_head = False
     _is_mid_message = False
@@ -47,14 +49,27 @@ class HttpConnection(HttpToolsProtocol):
         self._await_client()
         if not self._table.add(self, self.client[0] if self.client else ""):
             self._refuse(Unavailable("There are too many connections to this service."))
-            self.evict()
+            self._is_evicted = True
+            self._close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the client."""
         self._table.remove(self)
         self._stop_awaiting()
+        if self._closing is not None:
+            self._closing.cancel()
         self.resume_writing()
         super().connection_lost(exc)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close a connection without a request."""
+        self._close()
+
+    def shutdown(self) -> None:
+        """Close the connection, behind a response in flight."""
+        super().shutdown()
+        if self.transport.is_closing():
+            self._close()
 
     def data_received(self, data: bytes) -> None:
         """Parse what came; refuses a head, or trailers, that do not end."""
@@ -119,16 +134,16 @@ class HttpConnection(HttpToolsProtocol):
         self._note_phase()
 
     def evict(self) -> None:
-        """Close the connection at once, to free its slot for another."""
+        """Close the connection at once, to free its slot for another; what its client has not read is dropped."""
         self._is_evicted = True
-        self.transport.close()
+        self.transport.abort()
 
     def end(self) -> None:
         """Close behind the last response: at once if the whole request was received, else after a delay."""
         if self._is_mid_message:
             self._linger()
         else:
-            self.transport.close()
+            self._close()
 
     def send_400_response(self, msg: str) -> None:
         """Respond to input that is not HTTP, with our own error message."""
@@ -166,7 +181,7 @@ class HttpConnection(HttpToolsProtocol):
         if self._is_in_head and not self._is_lingering:
             self._refuse(RequestTooSlow("The request's headers came too slowly."))
         else:
-            self.transport.close()
+            self._close()
 
     def _refuse(self, error: RequestError | Unavailable) -> None:
         """Respond and close; a response in flight ends there."""
@@ -181,7 +196,25 @@ class HttpConnection(HttpToolsProtocol):
             self.transport.write("\r\n".join((*lines, "", "")).encode() + body)
             self._linger()
         else:
-            self.transport.close()
+            self._close()
+
+    def _close(self) -> None:
+        """Close the connection behind what was written, as long as its client reads on.
+
+        A transport would wait for its client without a limit, and one of TLS for the client's farewell.
+        """
+        self.transport.close()
+        if self._closing is None:
+            self._abort_unless_read(self.transport.get_write_buffer_size())
+
+    def _abort_unless_read(self, num_bytes: int) -> None:
+        self._closing = self.loop.call_later(self.stalled_s if num_bytes else CLOSE_S, self._check_read, num_bytes)
+
+    def _check_read(self, num_bytes: int) -> None:
+        if (num_left := self.transport.get_write_buffer_size()) < num_bytes:
+            self._abort_unless_read(num_left)
+        else:
+            self.transport.abort()
 
     def _linger(self) -> None:
         """Shut down the sending side, and close the connection when the client does, or after a delay."""

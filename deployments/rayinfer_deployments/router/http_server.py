@@ -87,7 +87,7 @@ class HttpServer:
             listener.close()
         self._socket.setblocking(False)
         loop, accepted = asyncio.get_running_loop(), []
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # there is none left, or there are too many open files
             while True:
                 accepted.append(self._socket.accept())
         self._socket.close()

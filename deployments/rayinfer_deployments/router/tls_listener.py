@@ -13,6 +13,7 @@ from collections.abc import Callable
 from rayinfer_deployments.router.connection_limits import Connection, ConnectionTable, Phase
 
 HANDSHAKE_S = 10.0
+SHUTDOWN_S = 2.0  # for a client's farewell
 MAX_ACCEPTED = 128  # in a row
 RETRY_S = 1.0  # after a failure to accept, such as too many open files
 
@@ -92,7 +93,11 @@ class TlsListener:
     async def _shake_hands(self, handshake: "TlsHandshake", connection: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(
-                lambda: handshake, connection, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_S
+                lambda: handshake,
+                connection,
+                ssl=self._context,
+                ssl_handshake_timeout=HANDSHAKE_S,
+                ssl_shutdown_timeout=SHUTDOWN_S,
             )
         except OSError:  # no TLS, no certificate that is trusted, not in time, or evicted
             pass
