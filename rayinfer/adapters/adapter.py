@@ -1,7 +1,9 @@
 """A LoRA adapter in memory: a PEFT folder, of which every tensor was checked against the model."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import torch
@@ -12,7 +14,9 @@ from rayinfer.errors import AdapterRefused, ModelLoadError
 from rayinfer.kv_cache.adapter_id import CONFIG_FILE, WEIGHTS_FILE, content_digest
 from rayinfer.layers.linear import LowRankTerm
 from rayinfer.models.checkpoints.checkpoint import TORCH_DTYPES
-from rayinfer.models.checkpoints.safetensors_header import TensorEntry, read_safetensors_header
+from rayinfer.models.checkpoints.safetensors_header import TensorEntry, read_open_header
+
+logger = logging.getLogger(__name__)
 
 _PREFIX = "base_model.model."
 # How tensors' names end, with and without the adapter's name inside.
@@ -31,32 +35,52 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
+    module: str  # the layer's name in PEFT's model, where families may have another than `TargetLayers.by_name`
     a: TensorEntry
     b: TensorEntry
 
 
-def read_adapter(folder: Path, targets: TargetLayers, max_rank: int) -> Adapter:
+def read_adapter(folder: Path, targets: TargetLayers, max_rank: int, dtype: torch.dtype = torch.float32) -> Adapter:
     """Read a folder that PEFT saved; raises AdapterRefused, in a line that names the file or the tensor.
 
     Nothing is read before names, types and shapes are known to be right, so a file has no more bytes than terms of
-    `max_rank` for all layers.
+    `max_rank` for all layers. `dtype` is the model's, in which numbers must be finite, too. No other exception is
+    raised, whatever a folder holds: it would end the engine.
     """
+    try:
+        return _read_adapter(folder, targets, max_rank, dtype)
+    except AdapterRefused as error:
+        raise AdapterRefused(_printable(str(error))) from None
+    except Exception as error:
+        logger.warning("adapter %s cannot be read", _printable(str(folder)), exc_info=True)
+        message = f"{folder} cannot be read as an adapter: {type(error).__name__}: {error!s:.200}"
+        raise AdapterRefused(_printable(message)) from None
+
+
+def _printable(message: str) -> str:
+    """Escape what names may bring along: lone surrogates, which UTF-8 has not, and line breaks."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in message)
+
+
+def _read_adapter(folder: Path, targets: TargetLayers, max_rank: int, dtype: torch.dtype) -> Adapter:
     config_text = _config_text(folder)
     config, file = read_lora_config(config_text, folder), folder / WEIGHTS_FILE
     if not file.is_file():
         has_pickle = (folder / "adapter_model.bin").is_file()
         raise AdapterRefused(f"{file} is not there{': save adapter_model.bin as safetensors' * has_pickle}")
     try:
-        entries = read_safetensors_header(file)
+        with file.open("rb") as stream:
+            entries = read_open_header(file, stream)
+            pairs = _checked_pairs(entries, config, targets, file, max_rank)
+            stream.seek(0)
+            data = stream.read()
     except (ModelLoadError, OSError) as error:
         raise AdapterRefused(str(error)) from None
-    pairs = _checked_pairs(entries, config, targets, file, max_rank)
-    data = file.read_bytes()
     terms: dict[str, list[LowRankTerm]] = {}
     for name, pair in pairs.items():
         layer = targets.by_name[name]
-        a, b = (_tensor(data, entry, file) for entry in (pair.a, pair.b))
-        terms.setdefault(layer.path, []).append(LowRankTerm(a, b, layer.outputs, config.scale_of(name)))
+        a, b = (_tensor(data, entry, file, dtype) for entry in (pair.a, pair.b))
+        terms.setdefault(layer.path, []).append(LowRankTerm(a, b, layer.outputs, config.scale_of(pair.module)))
     return Adapter(
         digest=content_digest(config_text, data),
         rank=max(pair.a.shape[0] for pair in pairs.values()),
@@ -82,6 +106,7 @@ def _checked_pairs(
 ) -> dict[str, _Pair]:
     """Match every tensor with a layer of the model, and every target layer with its two tensors."""
     found: dict[str, dict[str, TensorEntry]] = {}
+    modules: dict[str, str] = {}  # PEFT's names of layers
     for name, entry in entries.items():
         ending = next((ending for ending in _KINDS if name.endswith(ending)), None)
         if ending is None or not name.startswith(_PREFIX):
@@ -91,18 +116,30 @@ def _checked_pairs(
             raise AdapterRefused(f"{file}: tensor {name} belongs to no layer of the model that takes adapters")
         if not config.is_target(module):
             raise AdapterRefused(f"{file}: tensor {name} belongs to no layer that target_modules names")
+        if (other := modules.setdefault(layer, module)) != module:
+            raise AdapterRefused(f"{file}: tensor {name} belongs to the same layer as {_PREFIX}{other}")
         kind = _KINDS[ending]
         if kind in found.setdefault(layer, {}):
             raise AdapterRefused(f"{file}: tensor {name} is there twice")
         found[layer][kind] = entry
         _check_tensor(entry, kind, targets.by_name[layer], config.rank_of(module), file, max_rank)
-    for layer in sorted(name for name in targets.by_name if name in found or config.is_target(name)):
-        for kind in "AB":
+    for layer, module in sorted(_all_modules(targets, modules).items()):
+        for kind in "AB" if layer in found or config.is_target(module) else "":
             if kind not in found.get(layer, {}):
-                raise AdapterRefused(f"{file}: tensor {_PREFIX}{layer}.lora_{kind}.weight is missing")
+                raise AdapterRefused(f"{file}: tensor {_PREFIX}{module}.lora_{kind}.weight is missing")
     if not found:
         raise AdapterRefused(f"{file}: the adapter changes no layer of the model")
-    return {layer: _Pair(kinds["A"], kinds["B"]) for layer, kinds in sorted(found.items())}
+    return {layer: _Pair(modules[layer], kinds["A"], kinds["B"]) for layer, kinds in sorted(found.items())}
+
+
+def _all_modules(targets: TargetLayers, modules: Mapping[str, str]) -> dict[str, str]:
+    """Return PEFT's name of each layer: those without tensors begin as the others do."""
+    layer, module = next(iter(modules.items()), ("", ""))
+    from_behind = zip(reversed(layer), reversed(module), strict=False)
+    num_common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], from_behind))
+    known, own = layer[: len(layer) - num_common], module[: len(module) - num_common]
+    renamed = {each: own + each.removeprefix(known) if each.startswith(known) else each for each in targets.by_name}
+    return renamed | dict(modules)
 
 
 def _check_tensor(entry: TensorEntry, kind: str, layer: TargetLayer, rank: int, file: Path, max_rank: int) -> None:
@@ -118,11 +155,14 @@ def _check_tensor(entry: TensorEntry, kind: str, layer: TargetLayer, rank: int, 
         raise AdapterRefused(f"{file}: tensor {entry.name} has dtype {entry.dtype}, expected F32, F16 or BF16")
 
 
-def _tensor(data: bytes, entry: TensorEntry, file: Path) -> torch.Tensor:
+def _tensor(data: bytes, entry: TensorEntry, file: Path, dtype: torch.dtype) -> torch.Tensor:
     numbers = bytearray(data[entry.start : entry.start + entry.num_bytes])  # a copy: aligned, and torch may write
     if len(numbers) != entry.num_bytes:
         raise AdapterRefused(f"{file} was changed while it was read")
     tensor = torch.frombuffer(numbers, dtype=TORCH_DTYPES[entry.dtype]).view(entry.shape)
     if not tensor.isfinite().all():
         raise AdapterRefused(f"{file}: tensor {entry.name} holds numbers that are not finite")
+    if not tensor.to(dtype).isfinite().all():
+        kind = str(dtype).removeprefix("torch.")
+        raise AdapterRefused(f"{file}: tensor {entry.name} holds numbers that are not finite in the model's {kind}")
     return tensor

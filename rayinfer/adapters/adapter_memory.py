@@ -29,7 +29,7 @@ class AdapterMemory:
         for other in [each for each, reading in self._read_ahead.items() if reading.done()][:-MAX_READ_AHEAD]:
             del self._read_ahead[other]
         self._read_ahead.pop(folder, None)
-        reading = self._threads.submit(read_adapter, Path(folder), self._targets, self._max_rank)
+        reading = self._threads.submit(read_adapter, Path(folder), self._targets, self._max_rank, self._dtype)
         self._read_ahead[folder] = reading
         return reading
 

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,18 @@ _UNSUPPORTED = {
     "loftq_config": "LoftQ",
     "eva_config": "EVA",
 }
+_MAX_SCALE = 3.4028234663852886e38  # of float32, in which terms are computed
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # such initialisations leave another base model behind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraConfig:
-    """Rank and scale of each target layer; raises AdapterRefused for what is not computed here."""
+    """Rank and scale of each target layer; raises AdapterRefused for what is not computed here.
 
+    Layers have the names that PEFT had for them, as in the tensors' names: patterns were written for these.
+    """
+
+    file: Path
     raw: dict[str, Any]
     rank: int
     alpha: float
@@ -47,7 +53,12 @@ class LoraConfig:
     def scale_of(self, layer: str) -> float:
         """Return alpha / rank, or alpha / sqrt(rank) with rsLoRA (Kalajdzievski 2023)."""
         alpha, rank = float(self._by_pattern("alpha_pattern", layer, self.alpha)), self.rank_of(layer)
-        return alpha / math.sqrt(rank) if self.raw.get("use_rslora") else alpha / rank
+        scale = alpha / math.sqrt(rank) if self.raw.get("use_rslora") else alpha / rank
+        if abs(scale) > _MAX_SCALE:
+            raise AdapterRefused(
+                f"{self.file}: lora_alpha or alpha_pattern scales {layer} by {scale:g}, beyond float32"
+            )
+        return scale
 
     def is_target(self, layer: str) -> bool:
         """Return whether `target_modules` names the layer, and no other setting leaves it out."""
@@ -57,7 +68,7 @@ class LoraConfig:
 
     def _is_layer_transformed(self, layer: str) -> bool:
         wanted = self.raw.get("layers_to_transform")
-        if wanted is None:
+        if wanted is None or wanted == []:
             return True
         indices = wanted if isinstance(wanted, list) else [wanted]
         found = re.search(r"\.(\d+)\.", layer)
@@ -107,8 +118,10 @@ def read_lora_config(text: bytes, folder: Path) -> LoraConfig:
         raise AdapterRefused(f"{file}: r must be a whole number of at least 1, got {shown(rank)}")
     if not _is_number(alpha):
         raise AdapterRefused(f"{file}: lora_alpha must be a number, got {shown(alpha)}")
+    if not isinstance(root := raw.get("use_rslora"), bool | None):
+        raise AdapterRefused(f"{file}: use_rslora must be true or false, got {shown(root)}")
     _check_patterns(raw, file)
-    return LoraConfig(raw=raw, rank=int(rank), alpha=float(alpha))
+    return LoraConfig(file=file, raw=raw, rank=int(rank), alpha=float(alpha))
 
 
 def _check_patterns(raw: dict[str, Any], file: Path) -> None:
@@ -133,4 +146,6 @@ def _check_patterns(raw: dict[str, Any], file: Path) -> None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return abs(value) <= sys.float_info.max  # integers may be beyond every float

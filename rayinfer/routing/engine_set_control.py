@@ -29,6 +29,7 @@ class EngineSetControl:
     def __init__(self, model_name: str, engines: EngineSet) -> None:
         self._model_name = model_name
         self._engines = engines.links
+        self.settle_s = SETTLE_S
         self._is_paused = False
         self._settled_at: dict[str, float] = {}  # by engine that this router has paused: when its reports count again
         self._pausing: set[asyncio.Task[None]] = set()  # engines that have joined
@@ -85,6 +86,7 @@ class EngineSetControl:
         return states
 
     async def _resume(self, action: Resume) -> list[str]:
+        self.settle_s = SETTLE_S
         self._is_paused = False
         self._settled_at.clear()
         states = await self._run_on_all(action)
@@ -96,14 +98,14 @@ class EngineSetControl:
             engine.stats = replace(engine.stats, state=state)  # its next report may be half a second away
 
     def _settles_at(self) -> float:
-        return asyncio.get_running_loop().time() + SETTLE_S
+        return asyncio.get_running_loop().time() + self.settle_s
 
     async def _pause_joined(self, joined: EngineLink) -> None:
         """Pause an engine, and resume it if the reports turn out to have been older than another router's `resume`."""
         try:
             await joined.control(Pause())
             self._settled_at[joined.name] = self._settles_at()
-            await asyncio.sleep(SETTLE_S)
+            await asyncio.sleep(self.settle_s)
             if self._any_runs(self._others(joined)):
                 await joined.control(Resume())
         except (RayinferError, OSError) as error:  # it is asleep, or gone already

@@ -10,7 +10,7 @@ from ray.serve.handle import DeploymentHandle
 
 from rayinfer.errors import RayinferError
 from rayinfer_deployments.applications import ROUTER
-from rayinfer_deployments.operations.replica_calls import engines_in
+from rayinfer_deployments.operations.replica_calls import engines_in, is_gone
 from rayinfer_deployments.router.router import RouterReport
 
 POLL_S = 0.1
@@ -52,6 +52,10 @@ class ApplicationReplicas:
         except (DeploymentUnavailableError, TimeoutError):
             return []  # there is no replica, or none that answers
         return [result for result in results if not isinstance(result, BaseException)]
+
+    async def is_gone(self, engine: str) -> bool:
+        """Return whether an engine's actor has ended."""
+        return await is_gone(engine)
 
     async def is_deployed(self) -> bool:
         """Return whether Serve knows the application."""

@@ -23,7 +23,6 @@ from rayinfer_deployments.operations.replica_calls import (
     find_engine,
     have_weights,
     in_plain_types,
-    is_gone,
     within,
 )
 from rayinfer_deployments.operations.replica_counts import is_allowed_count, num_wanted, scaled, with_initial_replicas
@@ -45,6 +44,8 @@ class ServiceOperations:
     `deploy` hands Serve other settings; by default as the process does that has deployed the application. `original`
     are the models to which `scale auto` goes back.
     """
+
+    leave_s = LEAVE_S
 
     def __init__(
         self,
@@ -271,14 +272,16 @@ class ServiceOperations:
         await self._replicas.of_all(ROUTER, "remove_engine", engine)
         deployment = engine_deployment_name(index, model)
 
-        async def is_told() -> bool:
+        async def has_heard() -> bool:
             # One slow replica leaves all without an answer.
-            return any(await self._replicas.of_all(deployment, "leave", engine)) or await is_gone(engine)
+            return any(await self._replicas.of_all(deployment, "leave", engine)) or await self._replicas.is_gone(engine)
 
-        await self._until(is_told, LEAVE_S, f"{engine} does not answer; Serve replaces it once its health checks fail")
+        await self._until(
+            has_heard, self.leave_s, f"{engine} does not answer; Serve replaces it once its health checks fail"
+        )
         if shrink:
             # Until it is gone, Serve would choose itself which engine is one too many.
-            await self._until(lambda: is_gone(engine), REPLACE_S, f"{engine} has not ended yet")
+            await self._until(lambda: self._replicas.is_gone(engine), REPLACE_S, f"{engine} has not ended yet")
             await self._deploy_model(index, model.model_copy(update={"num_replicas": model.num_replicas - 1}))
 
     async def _deploy_model(self, index: int, model: ModelArgs) -> None:

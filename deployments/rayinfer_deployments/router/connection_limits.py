@@ -57,6 +57,10 @@ class ConnectionTable(Generic[AnyConnection]):
         self._of_address: dict[str, dict[Phase, dict[AnyConnection, None]]] = {}
         self._num_of_address: dict[str, int] = {}
 
+    def __len__(self) -> int:
+        """Return the number of connections that are not gone yet."""
+        return len(self._addresses)
+
     def add(self, connection: AnyConnection, address: str) -> bool:
         """Add a new, idle connection; returns whether it is within the limits.
 

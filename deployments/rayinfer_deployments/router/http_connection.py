@@ -32,16 +32,19 @@ class HttpConnection(HttpToolsProtocol):
 
     _awaiting: asyncio.TimerHandle | None = None
     _stalling: asyncio.TimerHandle | None = None
-    _closing: asyncio.TimerHandle | None = None
     _num_pending_bytes = 0  # came since the parser last reached the end of something
     _is_in_head = False
     _is_mid_message = False
     _is_lingering = False
     _is_evicted = False
+    _is_closing = False
+    _is_lost = False
 
     def __init__(self, *args: Any, table: ConnectionTable[Connection] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._table: ConnectionTable[Connection] = table or ConnectionTable(DEFAULT_CONNECTION_LIMITS)
+        self._table: ConnectionTable[Connection] = (
+            ConnectionTable(DEFAULT_CONNECTION_LIMITS) if table is None else table
+        )
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect a request, unless there are too many connections."""
@@ -56,8 +59,7 @@ class HttpConnection(HttpToolsProtocol):
         """Forget the client."""
         self._table.remove(self)
         self._stop_awaiting()
-        if self._closing is not None:
-            self._closing.cancel()
+        self._is_lost = True
         self.resume_writing()
         super().connection_lost(exc)
 
@@ -86,14 +88,14 @@ class HttpConnection(HttpToolsProtocol):
         """Wait for a client that does not read, for a limited time."""
         super().pause_writing()
         if self._stalling is None:
-            self._stalling = self.loop.call_later(self.stalled_s, self.transport.abort)
+            self._expect_reading(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         """Resume writing."""
         super().resume_writing()
-        if self._stalling is not None:
-            self._stalling.cancel()
-            self._stalling = None
+        self._stop_expecting()
+        if self._is_closing and not self._is_lost:
+            self._expect_reading(self.transport.get_write_buffer_size())
 
     def on_message_begin(self) -> None:
         """Begin a request."""
@@ -204,17 +206,26 @@ class HttpConnection(HttpToolsProtocol):
         A transport would wait for its client without a limit, and one of TLS for the client's farewell.
         """
         self.transport.close()
-        if self._closing is None:
-            self._abort_unless_read(self.transport.get_write_buffer_size())
+        if self._is_closing:
+            return
+        self._is_closing = True
+        if self._stalling is None:
+            self._expect_reading(self.transport.get_write_buffer_size())
 
-    def _abort_unless_read(self, num_bytes: int) -> None:
-        self._closing = self.loop.call_later(self.stalled_s if num_bytes else CLOSE_S, self._check_read, num_bytes)
+    def _expect_reading(self, num_bytes: int) -> None:
+        self._stalling = self.loop.call_later(self.stalled_s if num_bytes else CLOSE_S, self._check_reading, num_bytes)
 
-    def _check_read(self, num_bytes: int) -> None:
+    def _check_reading(self, num_bytes: int) -> None:
+        """Cut off a client that has read nothing since there were `num_bytes` to be sent."""
         if (num_left := self.transport.get_write_buffer_size()) < num_bytes:
-            self._abort_unless_read(num_left)
+            self._expect_reading(num_left)
         else:
             self.transport.abort()
+
+    def _stop_expecting(self) -> None:
+        if self._stalling is not None:
+            self._stalling.cancel()
+            self._stalling = None
 
     def _linger(self) -> None:
         """Shut down the sending side, and close the connection when the client does, or after a delay."""

@@ -18,7 +18,7 @@ from rayinfer_deployments.router.connection_limits import (
 )
 from rayinfer_deployments.router.http_connection import HttpConnection
 from rayinfer_deployments.router.tls import ReloadedTls
-from rayinfer_deployments.router.tls_listener import TlsListener
+from rayinfer_deployments.router.tls_listener import HANDSHAKE_S, TlsListener
 
 KEEP_ALIVE_S = 90
 BACKLOG = 2048
@@ -39,14 +39,15 @@ class HttpServer:
         limits: ConnectionLimits = DEFAULT_CONNECTION_LIMITS,
         connection: type[HttpConnection] = HttpConnection,
         tls: ReloadedTls | None = None,
+        handshake_s: float = HANDSHAKE_S,
     ) -> None:
         """Bind the address; raises RayinferError when another process has it."""
         # A router that replaces another shares the port with it until that one is gone.
         self._socket = _listen(host, port)
-        table: ConnectionTable[Connection] = ConnectionTable(limits)
+        self._table: ConnectionTable[Connection] = ConnectionTable(limits)
         self._config = uvicorn.Config(
             app,
-            http=functools.partial(connection, table=table),  # type: ignore[arg-type]  # it is called
+            http=functools.partial(connection, table=self._table),  # type: ignore[arg-type]  # it is called
             ws="none",  # a request that asks for a web socket is answered like any other
             log_config=None,
             access_log=False,
@@ -56,10 +57,15 @@ class HttpServer:
             server_header=False,
             proxy_headers=False,  # any local client could name another address
         )
-        self._tls = None if tls is None else TlsListener(tls.context, table, self._make_protocol)
+        self._tls = None if tls is None else TlsListener(tls.context, self._table, self._make_protocol, handshake_s)
         self._server = _Server(self._config, self._make_protocol, self._tls)
         listener = self._socket.dup()  # the server closes its own; ours keeps the queue of new connections
         self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listener]))
+
+    @property
+    def num_connections(self) -> int:
+        """Connections that count against the limits, those in their handshake included."""
+        return len(self._table)
 
     async def close(self, grace_s: float) -> None:
         """Accept no new connection, let open ones finish within the grace period, and close the others.
@@ -67,6 +73,8 @@ class HttpServer:
         No request is lost: accepted connections are answered, and a connection that waits for its client's
         next request is closed only after the client was asked to close it, and has sent nothing for a while.
         """
+        if self._socket.fileno() < 0:  # it is closed already
+            return
         if self._server.started:
             await self._stop_listening()
             self._announce_close()

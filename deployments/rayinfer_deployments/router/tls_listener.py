@@ -28,10 +28,12 @@ class TlsListener:
         context: ssl.SSLContext,
         table: ConnectionTable[Connection],
         make_protocol: Callable[[], asyncio.Protocol],
+        handshake_s: float = HANDSHAKE_S,
     ) -> None:
         self._context = context
         self._table = table
         self._make_protocol = make_protocol
+        self._handshake_s = handshake_s
         self._loop = asyncio.get_running_loop()
         self._handshakes: dict[TlsHandshake, asyncio.Task[None]] = {}
         self._retrying: asyncio.TimerHandle | None = None
@@ -96,7 +98,7 @@ class TlsListener:
                 lambda: handshake,
                 connection,
                 ssl=self._context,
-                ssl_handshake_timeout=HANDSHAKE_S,
+                ssl_handshake_timeout=self._handshake_s,
                 ssl_shutdown_timeout=SHUTDOWN_S,
             )
         except OSError:  # no TLS, no certificate that is trusted, not in time, or evicted

@@ -33,9 +33,14 @@ class TensorEntry:
 def read_safetensors_header(file: Path) -> dict[str, TensorEntry]:
     """Read the entries in file order; raises ModelLoadError, naming file or tensor, unless header and size agree."""
     with file.open("rb") as stream:
-        size = os.fstat(stream.fileno()).st_size
-        header = _read_json(file, stream, size)
-        data_start = stream.tell()
+        return read_open_header(file, stream)
+
+
+def read_open_header(file: Path, stream: BinaryIO) -> dict[str, TensorEntry]:
+    """Read the entries of a file that is open at its start, and stays so for what reads its tensors."""
+    size = os.fstat(stream.fileno()).st_size
+    header = _read_json(file, stream, size)
+    data_start = stream.tell()
     header.pop("__metadata__", None)
     entries = sorted(
         (_entry(file, name, description, data_start) for name, description in header.items()),
@@ -63,7 +68,7 @@ def _read_json(file: Path, stream: BinaryIO, size: int) -> dict[str, Any]:
         raise ModelLoadError(f"{file} is truncated: its header alone has {length:,} bytes, the file has {size:,}")
     try:
         header = json.loads(stream.read(length))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{file} has a corrupt safetensors header: {error}") from None
     if not isinstance(header, dict):
         raise ModelLoadError(f"{file} has a corrupt safetensors header: no JSON object")
@@ -74,15 +79,15 @@ def _entry(file: Path, name: str, description: Any, data_start: int) -> TensorEn
     try:
         dtype, shape = description["dtype"], tuple(description["shape"])
         begin, end = description["data_offsets"]
-        num_elements = math.prod(shape)
-        well_formed = all(isinstance(extent, int) and extent >= 0 for extent in (*shape, begin, end))
+        well_formed = isinstance(dtype, str)
+        well_formed &= all(isinstance(extent, int) and extent >= 0 for extent in (*shape, begin, end))
     except (KeyError, TypeError, ValueError):
         well_formed = False
     if not well_formed:
         raise ModelLoadError(f"{file}: the header's entry for tensor {name!r} is corrupt")
     if dtype not in ELEMENT_BYTES:
         raise ModelLoadError(f"{file}: tensor {name!r} has the unknown dtype {dtype!r}")
-    if end - begin != num_elements * ELEMENT_BYTES[dtype]:
+    if end - begin != math.prod(shape) * ELEMENT_BYTES[dtype]:
         raise ModelLoadError(
             f"{file}: tensor {name!r} of shape {list(shape)} and dtype {dtype} cannot take {end - begin} bytes"
         )

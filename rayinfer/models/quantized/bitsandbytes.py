@@ -100,9 +100,12 @@ class BitsAndBytesReader:
         try:
             state = json.loads(bytes(tensors.read(name).tolist()))
             sizes = [*state["shape"], state["blocksize"], state.get("nested_blocksize", 1)]
-            is_whole = len(state["shape"]) == 2 and all(isinstance(size, int) and size > 0 for size in sizes)
-        except (ValueError, KeyError, TypeError) as error:
+            is_whole = len(state["shape"]) == 2 and all(type(size) is int and size > 0 for size in sizes)
+            offset = state.get("nested_offset", 0.0)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelLoadError(f"tensor {name} is no state of bitsandbytes: {error}") from None
         if not is_whole:
             raise ModelLoadError(f"tensor {name} has wrong sizes: {sizes}")
+        if type(offset) not in (int, float) or not math.isfinite(offset):
+            raise ModelLoadError(f"tensor {name} has nested_offset {offset!r}, expected a number")
         return state  # type: ignore[no-any-return]

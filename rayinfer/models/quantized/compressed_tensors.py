@@ -8,11 +8,12 @@ lower half, and scales that are an exponent alone, for 32 inputs each.
 """
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from dataclasses import replace
 
 import torch
 
 from rayinfer.errors import ModelLoadError
+from rayinfer.models.quantized.compression_groups import CompressionGroup, CompressionGroups
 from rayinfer.models.quantized.format_reader import (
     SCALES,
     QuantizationSettings,
@@ -51,15 +52,12 @@ class CompressedTensorsReader:
             settings.refuse(f"sparsity_config of the format {sparsity['format']!r}", _REMEDY)
         if fields.get("transform_config"):
             settings.refuse("transform_config", _REMEDY)
-        groups = fields.get("config_groups")
-        if not isinstance(groups, Mapping) or not groups:
-            settings.refuse(f"config_groups {groups!r}", "it must name the quantized layers")
-        self._groups = [_Group(settings, group) for group in groups.values()]
+        self._groups = CompressionGroups(settings)
 
     @property
     def description(self) -> str:
         """The format in a few words."""
-        return f"compressed-tensors {self._format}, {' and '.join(dict.fromkeys(map(str, self._groups)))}"
+        return f"compressed-tensors {self._format}, {self._groups}"
 
     def matrices(self, names: Collection[str], tensors: TensorSource) -> dict[str, frozenset[str]]:
         """Find all layers that have a `weight_packed`, or a `weight` of eight bits."""
@@ -84,45 +82,72 @@ class CompressedTensorsReader:
     def read(self, tensors: TensorSource, matrix: str) -> QuantizedMatrix:
         """Read one matrix."""
         layer, (num_outputs, num_inputs) = layer_of(matrix), self.shape(tensors, matrix)
-        has_zeros = any(not group.is_symmetric for group in self._groups)
+        is_packed = self._format.endswith("pack-quantized")
+        codes = f"{layer}.weight_packed" if is_packed else matrix
+        group = self._groups.of(layer, codes)
+        is_integer = tensors.dtype(codes) in (torch.int32, torch.int8)
+        if group.is_symmetric or not is_integer:
+            _check_no_zero_points(tensors, layer, group)
         if self._format == _MXFP4:
-            return _read_mxfp4(tensors, layer, num_outputs, num_inputs)
-        if self._format == "pack-quantized":
-            return self._unpack(tensors, layer, num_outputs, num_inputs)
-        zeros = f"{layer}.weight_zero_point" if has_zeros and tensors.dtype(matrix) == torch.int8 else None
-        blocks = [group.block for group in self._groups if group.block is not None]
-        return scaled_by_shape(tensors, matrix, f"{layer}.weight_scale", blocks[0] if blocks else None, zeros)
+            quantized = _read_mxfp4(tensors, layer, num_outputs, num_inputs)
+        elif is_packed:
+            quantized = _unpack(tensors, layer, num_outputs, num_inputs, group)
+        else:
+            zeros = f"{layer}.weight_zero_point" if is_integer and not group.is_symmetric else None
+            quantized = scaled_by_shape(tensors, matrix, f"{layer}.weight_scale", group.block, zeros)
+        return replace(quantized, input_groups=_order(tensors, layer, group, quantized))
 
-    def _unpack(self, tensors: TensorSource, layer: str, num_outputs: int, num_inputs: int) -> QuantizedMatrix:
-        _, num_words = two_axes(tensors, f"{layer}.weight_packed")
-        scale = f"{layer}.weight_scale"
-        num_scaled, num_groups = two_axes(tensors, scale)
-        group = next((each for each in self._groups if -(-num_inputs * each.bits // 32) == num_words), None)
-        if group is None:
-            raise ModelLoadError(f"tensor {layer}.weight_packed has {num_words} words a row for {num_inputs} inputs")
-        check_tensor(tensors, f"{layer}.weight_packed", (num_outputs, num_words), (torch.int32,))
-        if num_scaled != num_outputs or not num_groups or num_inputs % num_groups:
-            raise ModelLoadError(f"tensor {scale} has shape {(num_scaled, num_groups)}, for {num_outputs} outputs")
-        check_tensor(tensors, scale, (num_outputs, num_groups), SCALES)
-        codes = unpack_words(tensors.read(f"{layer}.weight_packed"), group.bits)[:, :num_inputs]
-        zeros = torch.full((num_outputs, num_groups), 1 << group.bits - 1)
-        if not group.is_symmetric:
-            name = f"{layer}.weight_zero_point"
-            check_tensor(tensors, name, (-(-num_outputs * group.bits // 32), num_groups), (torch.int32,))
-            zeros = unpack_words(tensors.read(name).T, group.bits).T[:num_outputs].contiguous()
-        order = None
-        if group.has_order:
-            check_tensor(tensors, f"{layer}.weight_g_idx", (num_inputs,), (torch.int32, torch.int64))
-            name = f"{layer}.weight_g_idx"
-            order = check_order(name, tensors.read(name).long(), num_groups, num_inputs // num_groups)
-        return with_zero_points(
-            codes,
-            tensors.read(scale).float().contiguous(),
-            zeros,
-            bits=group.bits,
-            group_size=num_inputs // num_groups,
-            input_groups=order,
+
+def _unpack(
+    tensors: TensorSource, layer: str, num_outputs: int, num_inputs: int, group: CompressionGroup
+) -> QuantizedMatrix:
+    _, num_words = two_axes(tensors, f"{layer}.weight_packed")
+    scale = f"{layer}.weight_scale"
+    num_scaled, num_groups = two_axes(tensors, scale)
+    if -(-num_inputs * group.bits // 32) != num_words:
+        raise ModelLoadError(
+            f"tensor {layer}.weight_packed has {num_words} words a row for {num_inputs} inputs of {group.bits} bits"
+            f" ({group.name})"
         )
+    check_tensor(tensors, f"{layer}.weight_packed", (num_outputs, num_words), (torch.int32,))
+    if num_scaled != num_outputs or not num_groups or num_inputs % num_groups:
+        raise ModelLoadError(f"tensor {scale} has shape {(num_scaled, num_groups)}, for {num_outputs} outputs")
+    check_tensor(tensors, scale, (num_outputs, num_groups), SCALES)
+    codes = unpack_words(tensors.read(f"{layer}.weight_packed"), group.bits)[:, :num_inputs]
+    zeros = torch.full((num_outputs, num_groups), 1 << group.bits - 1)
+    if not group.is_symmetric:
+        name = f"{layer}.weight_zero_point"
+        check_tensor(tensors, name, (-(-num_outputs * group.bits // 32), num_groups), (torch.int32,))
+        zeros = unpack_words(tensors.read(name).T, group.bits).T[:num_outputs].contiguous()
+    return with_zero_points(
+        codes,
+        tensors.read(scale).float().contiguous(),
+        zeros,
+        bits=group.bits,
+        group_size=num_inputs // num_groups,
+    )
+
+
+def _check_no_zero_points(tensors: TensorSource, layer: str, group: CompressionGroup) -> None:
+    """Raise ModelLoadError for zero points that the group does not have; those of some files are the number 0."""
+    name = f"{layer}.weight_zero_point"
+    if name not in tensors.tensor_names:
+        return
+    if tensors.dtype(name) == torch.int32 or bool(tensors.read(name).float().any()):
+        what = "symmetric" if group.is_symmetric else "of floating point numbers"
+        raise ModelLoadError(f"tensor {name} has zero points, but {group.name} of config_groups is {what}")
+
+
+def _order(tensors: TensorSource, layer: str, group: CompressionGroup, matrix: QuantizedMatrix) -> torch.Tensor | None:
+    """Return each input's group where that is not the order of the inputs."""
+    name = f"{layer}.weight_g_idx"
+    if not group.has_order and name not in tensors.tensor_names:
+        return None
+    check_tensor(tensors, name, (matrix.codes.shape[1],), (torch.int32, torch.int64))
+    order = check_order(name, tensors.read(name).long(), matrix.scales.shape[1], matrix.group_size)
+    if order is not None and not group.has_order:
+        raise ModelLoadError(f"tensor {name} orders the inputs, but {group.name} of config_groups has no actorder")
+    return order
 
 
 def _read_mxfp4(tensors: TensorSource, layer: str, num_outputs: int, num_inputs: int) -> QuantizedMatrix:
@@ -136,37 +161,3 @@ def _read_mxfp4(tensors: TensorSource, layer: str, num_outputs: int, num_inputs:
         bits=4,
         table=FLOAT4,
     )
-
-
-class _Group:
-    """One of `config_groups`: how the weights of some layers were quantized."""
-
-    def __init__(self, settings: QuantizationSettings, group: Any) -> None:
-        weights = group.get("weights") if isinstance(group, Mapping) else None
-        if not isinstance(weights, Mapping):
-            settings.refuse("config_groups without weights", "it must say how weights were quantized")
-        for kind in ("input_activations", "output_activations"):
-            scheme = group.get(kind)
-            if isinstance(scheme, Mapping) and scheme.get("dynamic") is not True:
-                settings.refuse(f"static {kind}", "use a checkpoint of dynamic or of no quantization of activations")
-        bits = weights.get("num_bits")
-        if bits not in (4, 8):
-            settings.refuse(f"weights of {bits} bits", "4 and 8 are read")
-        self.bits: int = bits
-        self._strategy = str(weights.get("strategy"))
-        if self._strategy not in ("tensor", "channel", "group", "block"):
-            settings.refuse(f"the strategy {self._strategy!r}", "tensor, channel, group and block are read")
-        self.is_symmetric = bool(weights.get("symmetric", True))
-        self.has_order = weights.get("actorder") in ("group", "dynamic", True)
-        block = weights.get("block_structure")
-        if self._strategy == "block" and not (isinstance(block, list) and len(block) == 2):
-            settings.refuse(f"block_structure {block!r}", "it must be two whole numbers, outputs and inputs")
-        self.block: list[int] | None = block if self._strategy == "block" else None
-        self._kind, self._group_size = str(weights.get("type", "int")), weights.get("group_size")
-
-    def __str__(self) -> str:
-        words = {"tensor": "a scale per matrix", "channel": "a scale per output"}
-        groups = words.get(self._strategy, f"groups of {self._group_size}")
-        if self.block is not None:
-            groups = "blocks of {} x {}".format(*self.block)
-        return f"{self._kind} of {self.bits} bits, {groups}"

@@ -15,6 +15,10 @@ from rayinfer.models.quantized.quantized_matrix import QuantizedMatrix
 class TensorSource(Protocol):
     """The tensors of a checkpoint."""
 
+    @property
+    def tensor_names(self) -> Collection[str]:
+        """Every tensor's name."""
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape; raises ModelLoadError where it is missing."""
 
@@ -71,7 +75,7 @@ class QuantizationSettings:
     def require(self, name: str, known: Sequence[Any], remedy: str, default: Any = None) -> Any:
         """Return a field's value, which must be one of `known`."""
         value = self.fields.get(name, default)
-        if value not in known:
+        if not any(type(value) is type(each) and value == each for each in known):  # 4.0 is not 4
             self.refuse(f"{name} {value!r}", remedy)
         return value
 

@@ -2,8 +2,8 @@
 
 `qweight` int32 [in_features x bits / 32, out_features] holds neighboring inputs of an output in one word, the first in
 the lowest bits; `qzeros` int32 [num_groups, out_features x bits / 32] neighboring outputs, each less 1 unless
-`checkpoint_format` is "gptq_v2"; `scales` are [num_groups, out_features], and `g_idx` [in_features] names each input's
-group: with `desc_act` in another order than that of the inputs.
+`checkpoint_format` or `format` is "gptq_v2"; `scales` are [num_groups, out_features], and `g_idx` [in_features] names
+each input's group: with `desc_act`, and in some checkpoints without it, in another order than that of the inputs.
 """
 
 from collections.abc import Collection
@@ -35,12 +35,18 @@ class GptqReader:
         self._group_size = settings.integer("group_size", -1)
         if self._group_size != -1 and self._group_size <= 0:
             settings.refuse(f"group_size {self._group_size}", _REMEDY)
-        layout = settings.require("checkpoint_format", ("gptq", "gptq_v2"), _REMEDY, "gptq")
+        layouts = {
+            settings.require(name, ("gptq", "gptq_v2"), _REMEDY)
+            for name in ("checkpoint_format", "format")
+            if settings.fields.get(name) is not None
+        }
+        if len(layouts) > 1:
+            settings.refuse("a checkpoint_format that is not its format", _REMEDY)
         if settings.fields.get("is_marlin_format"):
             settings.refuse("is_marlin_format", _REMEDY)
         if settings.fields.get("dynamic"):
             settings.refuse("settings by layer (dynamic)", _REMEDY)
-        self._zero_shift = 1 if layout == "gptq" else 0
+        self._zero_shift = 0 if "gptq_v2" in layouts else 1
         self._has_order = bool(settings.fields.get("desc_act"))
 
     @property
@@ -83,7 +89,7 @@ class GptqReader:
     ) -> torch.Tensor | None:
         """Return each input's group where that is not the order of the inputs."""
         name = f"{layer}.g_idx"
-        if not self._has_order:
+        if not self._has_order and name not in tensors.tensor_names:
             return None
         check_tensor(tensors, name, (num_inputs,), (torch.int32, torch.int64))
         groups = tensors.read(name).long()

@@ -72,7 +72,7 @@ class QuantizedCheckpoint(Checkpoint):
         """Return a tensor's shape without touching its data."""
         if name not in self._parts:
             return super().shape(name)
-        with _named(self._folder):
+        with _named(self._folder, name):
             return self._reader.shape(self._files, name)
 
     def dtype(self, name: str) -> torch.dtype:
@@ -81,7 +81,7 @@ class QuantizedCheckpoint(Checkpoint):
 
     def matrix(self, name: str) -> QuantizedMatrix:
         """Read a quantized matrix as it is."""
-        with _named(self._folder):
+        with _named(self._folder, name):
             return self._reader.read(self._files, name)
 
     def tensors(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
@@ -142,7 +142,7 @@ def measure_conversion(folder: Path, dtype: torch.dtype) -> str | None:
 
 
 @contextmanager
-def _named(folder: Path) -> Iterator[None]:
+def _named(folder: Path, matrix: str | None = None) -> Iterator[None]:
     """Put the folder before messages that lack it, and make errors of wrong sizes a ModelLoadError."""
     try:
         yield
@@ -150,5 +150,6 @@ def _named(folder: Path) -> Iterator[None]:
         if str(folder) in str(error):
             raise
         raise ModelLoadError(f"{folder}: {error}") from None
-    except (ValueError, RuntimeError, IndexError) as error:
-        raise ModelLoadError(f"{folder}: tensors of a quantized matrix do not fit each other: {error}") from None
+    except (ValueError, RuntimeError, IndexError, OverflowError) as error:
+        of = "a quantized matrix" if matrix is None else f"the quantized matrix {matrix}"
+        raise ModelLoadError(f"{folder}: tensors of {of} do not fit each other: {error}") from None

@@ -5,12 +5,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rayinfer.kv_cache.adapter_id import CONFIG_FILE, WEIGHTS_FILE, folder_digest
+from rayinfer.errors import shown
+from rayinfer.kv_cache.adapter_id import CONFIG_FILE, WEIGHTS_FILE, check_adapter_files, folder_digest
+from rayinfer.servers.adapters.adapter_name import MAX_NAME_CHARS, is_adapter_name
 from rayinfer.servers.served_model import AdapterOrigin, ServedAdapter
 
 logger = logging.getLogger(__name__)
 
-Stamp = tuple[tuple[int, int], ...]  # sizes and times of the last change
+Stamp = tuple[tuple[int, ...], ...]  # of each file what changes with its content, whatever its times were set to
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +33,7 @@ class FolderScan:
         self._stamps: dict[str, Stamp] = {}  # of the latest scan, by folder
         self._known: dict[str, tuple[Stamp, ServedAdapter]] = {}  # by folder
         self._missing: set[str] = set()  # folders of settings that were not there
+        self._warnings: dict[str, str] = {}  # the latest, by folder
 
     def scan(self, *, waits_for_rest: bool = True) -> dict[str, ServedAdapter]:
         """Return the adapters by name; it reads those that are new or have changed, so it may take long.
@@ -46,6 +49,9 @@ class FolderScan:
                 self._note_missing(name, folder, origin)
                 continue
             stamps[folder] = stamp
+            if origin == "folder" and not is_adapter_name(name):
+                self._warn_of_name(name, folder)
+                continue
             known = self._known.get(folder)
             is_settled = origin == "settings" or not waits_for_rest or self._stamps.get(folder) == stamp
             if known is None or (origin == "folder" and known[0] != stamp):
@@ -54,6 +60,7 @@ class FolderScan:
                 found[name] = known[1]
         self._stamps = stamps
         self._known = {folder: known for folder, known in self._known.items() if folder in stamps}
+        self._warnings = {folder: warning for folder, warning in self._warnings.items() if folder in stamps}
         return found
 
     def _all(self) -> Iterator[tuple[str, str, AdapterOrigin]]:
@@ -67,13 +74,14 @@ class FolderScan:
         try:
             digest = folder_digest(Path(folder))
         except OSError as error:
-            logger.warning("adapter %s cannot be read: %s", name, error)
+            self._warn(folder, f"adapter {name} cannot be read: {error}")
             return None
         if _stamp(folder) != stamp:
             return self._known.get(folder)  # it is being written
         adapter = ServedAdapter(name=name, folder=folder, digest=digest, base=self._folders.base, origin=origin)
         self._known[folder] = (stamp, adapter)
         self._missing.discard(folder)
+        self._warnings.pop(folder, None)
         return self._known[folder]
 
     def _note_missing(self, name: str, folder: str, origin: AdapterOrigin) -> None:
@@ -81,10 +89,25 @@ class FolderScan:
             self._missing.add(folder)
             logger.error("adapter %s is not served: %s has no %s and %s", name, folder, CONFIG_FILE, WEIGHTS_FILE)
 
+    def _warn_of_name(self, name: str, folder: str) -> None:
+        watched = shown(str(Path(folder).parent))
+        rule = f"a name has 1 to {MAX_NAME_CHARS} letters, digits and . _ : -"
+        self._warn(folder, f"subfolder {shown(name)} of {watched} is not served as an adapter: {rule}")
+
+    def _warn(self, folder: str, warning: str) -> None:
+        """Log a warning about a folder, once: scans come every few seconds."""
+        if self._warnings.get(folder) != warning:
+            self._warnings[folder] = warning
+            logger.warning("%s", warning)
+
 
 def has_adapter(folder: Path) -> bool:
-    """Return whether a folder has both files of an adapter."""
-    return _stamp(str(folder)) is not None
+    """Return whether a folder has both files of an adapter, and they can be read."""
+    try:
+        check_adapter_files(folder)
+    except OSError:
+        return False
+    return True
 
 
 def _subfolders(watched: Path) -> list[Path]:
@@ -100,4 +123,4 @@ def _stamp(folder: str) -> Stamp | None:
         stats = [(Path(folder) / name).stat() for name in (CONFIG_FILE, WEIGHTS_FILE)]
     except OSError:
         return None
-    return tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
+    return tuple((stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino) for stat in stats)

@@ -2,21 +2,20 @@
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
-from rayinfer.errors import InvalidParameter, NotSupported, RayinferError, ResourceNotFound, shown
+from rayinfer.errors import InvalidParameter, NotSupported, ResourceNotFound, shown
+from rayinfer.kv_cache.adapter_id import AdapterFileRefused, check_adapter_files
 from rayinfer.protocols import LoadAdapter
-from rayinfer.servers.adapters.adapter_folders import AdapterFolders, FolderScan, has_adapter
+from rayinfer.servers.adapters.adapter_folders import AdapterFolders, FolderScan
+from rayinfer.servers.adapters.adapter_name import MAX_NAME_CHARS, is_adapter_name
 from rayinfer.servers.adapters.adapter_table import AdapterRecord, AdapterTable, MemoryTable, SharedAdapters
 from rayinfer.servers.served_model import ServedAdapter, ServedModel, names_of
 
 FOLLOW_INTERVAL_S = 2.0  # between two looks at the table and at folders
-MAX_NAME_CHARS = 128
-_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:/-]{{0,{MAX_NAME_CHARS - 1}}}")
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +72,7 @@ class AdapterRegistry:
         ResourceNotFound, AdapterRefused, which names the file or the tensor, NotReady and NotSupported.
         """
         self._check_may_change()
-        if not _NAME.fullmatch(name):
+        if not is_adapter_name(name):
             raise InvalidParameter(
                 f"lora_name must be 1 to {MAX_NAME_CHARS} letters, digits and . _ : / -, got {shown(name)}", "lora_name"
             )
@@ -122,13 +121,13 @@ class AdapterRegistry:
             self._on_disk = {name: adapter for adapters in found for name, adapter in adapters.items()}
             self._publish()
 
-    async def follow(self) -> None:
+    async def follow(self, interval_s: float = FOLLOW_INTERVAL_S) -> None:
         """Refresh again and again, until cancelled."""
         while True:
-            await asyncio.sleep(FOLLOW_INTERVAL_S)
+            await asyncio.sleep(interval_s)
             try:
                 await self.refresh()
-            except RayinferError:
+            except Exception:  # whatever lies in a folder, later adapters are served
                 logger.exception("the adapters cannot be read")
 
     async def _write(self, change: Callable[[], None]) -> None:
@@ -185,7 +184,10 @@ class AdapterRegistry:
         return self._bases[name]
 
     def _allowed_folder(self, folder: str) -> str:
-        """Resolve a folder with all its links; raises InvalidParameter outside of the roots, ResourceNotFound."""
+        """Resolve a folder with all its links; raises InvalidParameter outside of the roots, ResourceNotFound.
+
+        An engine reads the folder next, and all its requests would wait for a pipe.
+        """
         try:
             path = Path(folder).expanduser().resolve()
         except (OSError, RuntimeError, ValueError):
@@ -193,8 +195,12 @@ class AdapterRegistry:
         if not any(path.is_relative_to(root) for root in self._roots):
             roots = ", ".join(dict.fromkeys(str(root) for root in self._roots))
             raise InvalidParameter(f"lora_path must lie below one of {roots}, got {shown(folder)}", "lora_path")
-        if not has_adapter(path):
-            raise ResourceNotFound(f"No adapter found for {shown(folder)}", "lora_path")
+        try:
+            check_adapter_files(path)
+        except AdapterFileRefused as error:
+            raise InvalidParameter(f"lora_path has an adapter that cannot be read: {error}", "lora_path") from None
+        except OSError:
+            raise ResourceNotFound(f"No adapter found for {shown(folder)}", "lora_path") from None
         return str(path)
 
 

@@ -28,6 +28,9 @@ FORMATS = {
     "gptq 8 bits": PublishedFormat(_GPTQ | {"bits": 8}, partial(write_gptq, bits=8)),
     "gptq a scale per output": PublishedFormat(_GPTQ | {"group_size": -1}, partial(write_gptq, group_size=-1)),
     "gptq desc_act": PublishedFormat(_GPTQ | {"desc_act": True}, partial(write_gptq, has_order=True)),
+    "gptq desc_act without its name": PublishedFormat(_GPTQ, partial(write_gptq, has_order=True)),
+    "gptq zero points of 0": PublishedFormat(_GPTQ, lambda weight: write_gptq(weight.abs())),
+    "gptq_v2 by its format": PublishedFormat(_GPTQ | {"format": "gptq_v2"}, partial(write_gptq, zero_shift=0)),
     "gptq_v2": PublishedFormat(_GPTQ | {"checkpoint_format": "gptq_v2"}, partial(write_gptq, zero_shift=0)),
     "gptq some layers skipped": PublishedFormat(
         _GPTQ | {"modules_to_not_convert": ["o_proj"]}, write_gptq, skipped=("lm_head", "o_proj", "0.mlp.up_proj")

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import struct
 import time
 
 import pytest
@@ -9,13 +10,16 @@ import torch
 from safetensors.torch import load_file
 
 from rayinfer.adapters.adapter import read_adapter
+from rayinfer.adapters.adapter_memory import AdapterMemory
 from rayinfer.adapters.module_patterns import PatternMatcher
 from rayinfer.adapters.target_layers import TargetLayers
 from rayinfer.errors import AdapterRefused, ConfigError
+from rayinfer.kv_cache.adapter_id import folder_digest
 from rayinfer.models.loader import empty_decoder
 from support.tiny_models.tiny_adapters import WEIGHTS, make_adapter, save_adapter
 from support.tiny_models.tiny_architectures import DECODERS, ENCODER_DECODERS
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
+from support.tiny_models.tiny_qwen_vision import make_tiny_qwen_vision_model
 
 Q_AND_V = r".*\.(q_proj|v_proj)"
 Q_OF_LAYER_0 = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -48,12 +52,23 @@ def change_tensors(folder, change):
     return save_adapter(folder, tensors, **settings)
 
 
+def change_header(folder, change):
+    """Write the weights' file with another header: what `change` makes of it, or the text that it returns."""
+    content = (folder / WEIGHTS).read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + length])
+    text = (change(header) or json.dumps(header)).encode()
+    (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
+    return folder
+
+
 def check_refused(folder, targets, *words, max_rank=16):
     with pytest.raises(AdapterRefused) as refusal:
         read_adapter(folder, targets, max_rank)
     for word in words:
         assert word in str(refusal.value), refusal.value
     assert "\n" not in str(refusal.value)
+    str(refusal.value).encode()  # as on its way to the router
 
 
 def test_terms_have_the_rank_and_the_scale_of_their_patterns(model, targets, tmp_path):
@@ -99,6 +114,7 @@ def test_layers_to_transform_and_excluded_modules_may_lack_tensors(model, target
     folder = make_adapter(tmp_path, model, pattern=r".*\.1\..*\.q_proj", target_modules=["q_proj"])
     check_refused(folder, targets, "layers.0.self_attn.q_proj.lora_A.weight", "missing")
     read_adapter(change_settings(folder, layers_to_transform=[1]), targets, 4)
+    check_refused(change_settings(folder, layers_to_transform=[]), targets, "layers.0", "missing")  # [] are all
     read_adapter(change_settings(folder, layers_to_transform=None, exclude_modules=r".*\.0\..*"), targets, 4)
 
 
@@ -139,7 +155,23 @@ def test_many_patterns_have_no_more_time_than_one():
         ({"peft_type": "IA3"}, "peft_type 'IA3'"),
         ({"r": 0}, "r must be"),
         ({"r": True}, "r must be"),
+        ({"r": 10**400}, "r must be"),
         ({"lora_alpha": "8"}, "lora_alpha must be"),
+        ({"lora_alpha": 10**400}, "lora_alpha must be"),
+        ({"lora_alpha": 1e308}, "lora_alpha or alpha_pattern scales model.layers.0.self_attn.q_proj by 2.5e+307"),
+        ({"alpha_pattern": {"q_proj": -1e308}}, "scales model.layers.0.self_attn.q_proj by -2.5e+307"),
+        ({"rank_pattern": {"q_proj": 10**400}}, "rank_pattern of 'q_proj'"),
+        ({"alpha_pattern": {"q_proj": 10**400}}, "alpha_pattern of 'q_proj'"),
+        ({"use_rslora": "false"}, "use_rslora must be true or false"),
+        ({"target_modules": "(?R)"}, "recursion"),
+        ({"target_modules": "((?R)|.)*"}, "recursion"),
+        ({"target_modules": "(.(?1)?)*"}, "recursion"),
+        ({"exclude_modules": "(.(?-1)?)*"}, "recursion"),
+        ({"exclude_modules": "(?P<x>.(?&x)?)*"}, "recursion"),
+        ({"rank_pattern": {"(?P<x>.(?P>x)?)*": 2}}, "recursion"),
+        ({"target_modules": "(((.{1000}){1000}){1000}){1000}"}, "repeats"),
+        ({"alpha_pattern": {r"((\\{0,40}){40}a?)": 2}}, "repeats"),
+        ({"target_modules": "(?x)((.{1 0 0 0}){1000})"}, "the flag x"),
         ({"rank_pattern": {"q_proj": 1.5}}, "rank_pattern"),
         ({"target_modules": "("}, "bad pattern"),
         ({"alpha_pattern": {r"(q)\2": 1.0}}, "bad pattern"),
@@ -220,6 +252,102 @@ def test_broken_and_missing_files_are_refused_by_name(adapter, targets, tmp_path
         (adapter / "adapter_config.json").write_text(text)
         check_refused(adapter, targets, "adapter_config.json", word)
     check_refused(tmp_path / "nothing", targets, "adapter_config.json")
+
+
+@pytest.mark.parametrize(
+    ("entry", "word"),
+    [
+        ({"dtype": ["F32"]}, "corrupt"),
+        ({"dtype": {}}, "corrupt"),
+        ({"shape": ["ab", 10**10]}, "corrupt"),
+        ({"shape": [[1], 10**18]}, "corrupt"),
+        ({"data_offsets": [0, 10**400]}, "cannot take"),
+    ],
+    ids=lambda each: str(each)[:40],
+)
+def test_entries_of_wrong_types_are_refused_by_name(adapter, targets, entry, word):
+    name = f"{Q_OF_LAYER_0}.lora_A.weight"
+    check_refused(change_header(adapter, lambda header: header[name].update(entry)), targets, WEIGHTS, name, word)
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 100_000], ids=["lists", "objects"])
+def test_headers_that_are_nested_too_deeply_are_refused(adapter, targets, text):
+    check_refused(change_header(adapter, lambda _: text), targets, WEIGHTS, "corrupt safetensors header")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("two\nlines")], ids=["memory", "lines"])
+def test_whatever_goes_wrong_is_a_refusal_that_names_the_folder(adapter, error):
+    class Failing:
+        def __getattr__(self, name):
+            raise error
+
+    check_refused(adapter, Failing(), str(adapter), type(error).__name__)
+
+
+def test_names_that_are_no_unicode_are_escaped(adapter, targets):
+    name = f"{Q_OF_LAYER_0}.lora_A.weight"
+    renamed = change_header(adapter, lambda header: header.update({"x\ud800\n": header.pop(name)}))
+    check_refused(renamed, targets, r"tensor x\ud800\n is")
+
+
+def test_numbers_beyond_the_types_of_the_model_are_refused_by_name(adapter, targets):
+    name = f"{Q_OF_LAYER_0}.lora_A.weight"
+    change_tensors(adapter, lambda tensors: tensors[name].fill_(3.4e38))
+    for dtype in (torch.float32, torch.bfloat16):
+        memory = AdapterMemory(targets, max_rank=4, dtype=dtype, device=torch.device("cpu"))
+        if dtype == torch.float32:
+            memory.load(str(adapter))
+        else:
+            with pytest.raises(AdapterRefused, match=rf"{name} holds numbers that are not finite in .* bfloat16"):
+                memory.load(str(adapter))
+        memory.close()
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_read_to_its_end(adapter, model, targets):
+    digest = folder_digest(adapter)
+    other = make_adapter(adapter.with_name("other"), model, pattern=Q_AND_V, seed=1)
+
+    class Replacing:
+        """Layers that are looked at when the header has been read."""
+
+        def __getattr__(self, name):
+            if (other / WEIGHTS).exists():
+                (other / WEIGHTS).replace(adapter / WEIGHTS)
+            return getattr(targets, name)
+
+    assert read_adapter(adapter, Replacing(), 4).digest == digest
+    assert not (other / WEIGHTS).exists()
+
+
+def test_patterns_are_matched_with_the_names_that_peft_had_for_layers(tmp_path):
+    model = make_tiny_qwen_vision_model(tmp_path)
+    targets = TargetLayers(empty_decoder(model))
+    own = "model.language_model.layers"  # "model.layers" in the checkpoint
+
+    def save(name, **settings):
+        shapes = {"q_proj": (64, 64), "v_proj": (32, 64)}
+        tensors = {}
+        for layer, part in [(layer, part) for layer in range(2) for part in shapes]:
+            outputs, inputs = shapes[part]
+            term = f"base_model.model.{own}.{layer}.self_attn.{part}"
+            tensors |= {f"{term}.lora_A.weight": torch.ones(4, inputs), f"{term}.lora_B.weight": torch.ones(outputs, 4)}
+        return save_adapter(tmp_path / name, tensors, **{"r": 4, "lora_alpha": 8} | settings)
+
+    names = rf"{own}\.\d\.self_attn\.[qv]_proj"
+    read = read_adapter(
+        save("scales", target_modules=names, alpha_pattern={f"{own}.0.self_attn.q_proj": 64}), targets, 4
+    )
+    scales = {path: [term.scale for term in terms] for path, terms in read.terms.items()}
+    assert list(scales.values()) == [[16.0, 2.0], [2.0, 2.0]]
+    ranks = {f"{own}.1.self_attn.v_proj": 2}
+    check_refused(
+        *(save("ranks", target_modules=names, rank_pattern=ranks), targets),
+        *(f"{own}.1.self_attn.v_proj.lora_A.weight", "expected [2, 64]"),
+    )
+    check_refused(
+        *(save("missing", target_modules=rf"{own}\.\d\.self_attn\.[qvk]_proj"), targets),
+        *(f"base_model.model.{own}.0.self_attn.k_proj.lora_A.weight", "missing"),
+    )
 
 
 def test_an_adapter_without_tensors_is_refused(targets, tmp_path):

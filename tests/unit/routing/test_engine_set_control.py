@@ -8,7 +8,6 @@ from rayinfer.errors import EngineDead, NotReady, WrongEngineState
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import EngineStats
 from rayinfer.protocols import GenerationRequest, GetState, Pause, Resume, Sleep, Wake
-from rayinfer.routing import engine_set_control
 from rayinfer.routing.dispatch import Dispatcher
 from rayinfer.sampling_params import SamplingParams
 from support.fakes.fake_engine_client import FakeEngineClient
@@ -154,8 +153,8 @@ async def test_an_engine_that_replaces_all_paused_ones_is_paused(dispatcher, eng
     assert (await join(dispatcher)).controls == [Pause()]
 
 
-async def test_an_engine_runs_that_joins_after_another_router_resumed(dispatcher, engines, monkeypatch):
-    monkeypatch.setattr(engine_set_control, "SETTLE_S", 0.05)
+async def test_an_engine_runs_that_joins_after_another_router_resumed(dispatcher, engines):
+    dispatcher.engine_set_control.settle_s = 0.05
     await dispatcher.engine_set_control.control(Pause())
     await report_states(dispatcher, engines, *["paused"] * 3)
     await asyncio.sleep(0.06)
@@ -163,8 +162,8 @@ async def test_an_engine_runs_that_joins_after_another_router_resumed(dispatcher
     assert (await join(dispatcher)).controls == []
 
 
-async def test_an_engine_that_was_paused_by_an_old_report_is_resumed(dispatcher, engines, monkeypatch):
-    monkeypatch.setattr(engine_set_control, "SETTLE_S", 0.05)
+async def test_an_engine_that_was_paused_by_an_old_report_is_resumed(dispatcher, engines):
+    dispatcher.engine_set_control.settle_s = 0.05
     await report_states(dispatcher, engines, *["paused"] * 3)  # by another router, which resumes them just now
     late = await join(dispatcher)
     await report_states(dispatcher, [*engines, late], *["running"] * 3, "paused")

@@ -7,7 +7,6 @@ from rayinfer.outputs import EngineStats
 from rayinfer.protocols import ServiceStatus
 from rayinfer.routing.limits import RouterLimits
 from rayinfer_deployments.app_args import llm_app_args
-from rayinfer_deployments.operations import service_operations
 from rayinfer_deployments.operations.application_replicas import ApplicationReplicas
 from rayinfer_deployments.operations.service_operations import ServiceOperations
 from rayinfer_deployments.router.router import RouterReport
@@ -60,12 +59,12 @@ async def test_draining_a_service_that_is_not_deployed_fails_at_once():
     assert operations.num_asked == 1
 
 
-class SlowEngines(SlowReplicas):
-    """Two engines, of which one is told to leave although its answer is late."""
+class SlowReplicasOfEngines(SlowReplicas):
+    """Two engines, of which one gets to know that it is to leave although its answer is late."""
 
-    def __init__(self, model, late):
+    def __init__(self, model, late, is_over):
         super().__init__(model, set(), True)
-        self.late, self.engines_now = late, ["engine-1", "engine-2"]
+        self.late, self.is_over, self.engines_now = late, is_over, ["engine-1", "engine-2"]
 
     async def of_all(self, deployment, method, *arguments):
         if method == "leave":
@@ -75,27 +74,29 @@ class SlowEngines(SlowReplicas):
         status = ServiceStatus(ready=True, engines={name: EngineStats() for name in self.engines_now})
         return [RouterReport(router="r", limits=RouterLimits(), models={self.model: status})]
 
-
-@pytest.mark.parametrize(("late", "is_over"), [(0, False), (1, False), (3, False), (100, True)])
-async def test_an_engine_whose_answer_is_late_is_told_again_to_leave(late, is_over, monkeypatch):
-    async def is_gone(engine):
-        return is_over and engine == "engine-1"
-
-    monkeypatch.setattr(service_operations, "is_gone", is_gone)
-    args = llm_app_args({"models": [{"model": "smollm2-135m", "num_replicas": 2}]})
-    operations = ServiceOperations("a", args)
-    operations._replicas = SlowEngines(args.models[0].served_name, late)
-    assert await operations.drain("engine-1") == {"left": ["engine-1"], "engines": ["engine-2", "engine-3"]}
+    async def is_gone(self, engine):
+        return self.is_over and engine == "engine-1"
 
 
-async def test_an_engine_that_never_answers_is_named(monkeypatch):
-    async def is_gone(engine):
-        return False
+class SlowEngines(ServiceOperations):
+    """Operations without Serve, on two engines."""
 
-    monkeypatch.setattr(service_operations, "is_gone", is_gone)
-    monkeypatch.setattr(service_operations, "LEAVE_S", 0.2)
-    args = llm_app_args({"models": [{"model": "smollm2-135m", "num_replicas": 2}]})
-    operations = ServiceOperations("a", args)
-    operations._replicas = SlowEngines(args.models[0].served_name, 100)
+    leave_s = 1.5
+
+    def __init__(self, late, is_over=False):
+        args = llm_app_args({"models": [{"model": "smollm2-135m", "num_replicas": 2}]})
+        super().__init__("a", args)
+        self._replicas = SlowReplicasOfEngines(args.models[0].served_name, late, is_over)
+
+
+@pytest.mark.parametrize(("late", "is_over"), [(0, False), (2, False), (100, True)])
+async def test_an_engine_whose_answer_is_late_is_asked_again_to_leave(late, is_over):
+    assert await SlowEngines(late, is_over).drain("engine-1") == {
+        "left": ["engine-1"],
+        "engines": ["engine-2", "engine-3"],
+    }
+
+
+async def test_an_engine_that_never_answers_is_named():
     with pytest.raises(RayinferError, match="engine-1 does not answer"):
-        await operations.drain("engine-1")
+        await SlowEngines(100).drain("engine-1")

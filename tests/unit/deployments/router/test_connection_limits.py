@@ -233,3 +233,6 @@ async def test_a_handshake_is_refused_while_every_connection_is_answering(tmp_pa
         with pytest.raises(OSError):
             await connect(HEAD % b"", b"ok", ssl=trusting(files))
         assert ends_of(answering) == 0
+        answering[0][1].close()
+        await asyncio.sleep(0.1)
+        await connect(HEAD % b"", b"ok", ssl=trusting(files))  # what was refused takes no slot

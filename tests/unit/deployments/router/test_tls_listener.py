@@ -10,7 +10,6 @@ import ssl
 import pytest
 import uvloop
 
-from rayinfer_deployments.router import tls_listener
 from rayinfer_deployments.router.connection_limits import ConnectionLimits
 from rayinfer_deployments.router.http_connection import HttpConnection
 from rayinfer_deployments.router.http_server import HttpServer
@@ -22,6 +21,10 @@ CEILING_S = 5.0
 REQUEST = b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
 PIPELINED = 150
 BODY = b"x" * 20_000
+
+
+class QuickConnection(HttpConnection):
+    stalled_s = head_timeout_s = 0.3
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -44,15 +47,14 @@ async def application(scope, receive, send):
 
 
 @contextlib.asynccontextmanager
-async def serving(tls=None, limits=None):
+async def serving(tls=None, limits=None, **options):
     port = free_port()
-    server = HttpServer(application, "127.0.0.1", port, tls=tls, limits=limits or ConnectionLimits())
+    server = HttpServer(application, "127.0.0.1", port, tls=tls, limits=limits or ConnectionLimits(), **options)
     await asyncio.sleep(0.05)
     try:
         yield server, port
     finally:
-        if server._socket.fileno() >= 0:  # it is not closed yet
-            await server.close(grace_s=0.0)
+        await server.close(grace_s=0.0)
 
 
 async def answer(port, context=None):
@@ -92,11 +94,10 @@ async def unread_responses(port):
     return client
 
 
-async def wait_for_table(server, number):
+async def wait_for_connections(server, number):
     """Wait until the server counts so many connections."""
-    table = server._config.http_protocol_class.keywords["table"]
     async with asyncio.timeout(CEILING_S):
-        while len(table._addresses) != number:  # noqa: ASYNC110 - it has no event for it
+        while server.num_connections != number:  # noqa: ASYNC110 - it has no event for it
             await asyncio.sleep(0.02)
 
 
@@ -122,49 +123,27 @@ def test_clients_that_leave_their_responses_unread_keep_no_slot(run):
                 assert (await answer(port)).endswith(BODY)
             for client in held:
                 client.close()
-            await wait_for_table(server, 0)
+            await wait_for_connections(server, 0)
 
     run(main())
 
 
-def test_a_response_whose_rest_is_not_read_ends_its_connection(run, monkeypatch):
-    monkeypatch.setattr(HttpConnection, "stalled_s", 0.3)
-    monkeypatch.setattr(HttpConnection, "head_timeout_s", 0.3)
-
+def test_a_response_whose_rest_is_not_read_ends_its_connection(run):
     async def main():
-        async with serving() as (server, port):
+        async with serving(connection=QuickConnection) as (server, port):
             client = await unread_responses(port)
             client.send(b"no HTTP")  # which ends the connection behind what it has not read
-            await wait_for_table(server, 0)
+            await wait_for_connections(server, 0)
             client.close()
 
     run(main())
 
 
-def test_a_handshake_has_a_time_limit(files, run, monkeypatch):
-    monkeypatch.setattr(tls_listener, "HANDSHAKE_S", 0.2)
-
+def test_a_handshake_has_a_time_limit(files, run):
     async def main():
-        async with serving(ReloadedTls(files)) as (_, port):
+        async with serving(ReloadedTls(files), handshake_s=0.2) as (_, port):
             with socket.create_connection(("127.0.0.1", port)) as silent:
                 assert await ended_of([silent], 1) == 1
-
-    run(main())
-
-
-def test_handshakes_that_were_refused_leave_no_slot_taken(files, run):
-    async def main():
-        async with serving(ReloadedTls(files), ConnectionLimits(max_connections=2)) as (server, port):
-            table = server._config.http_protocol_class.keywords["table"]
-            held = [object(), object()]
-            for connection in held:
-                table._addresses[connection] = "other"  # in the middle of their responses
-            for _ in range(3):
-                with pytest.raises(OSError):
-                    await answer(port, trusting(files))
-            for connection in held:
-                del table._addresses[connection]
-            assert (await answer(port, trusting(files))).endswith(BODY)
 
     run(main())
 
@@ -200,7 +179,6 @@ def test_handshakes_in_progress_end_with_their_server(files, run):
 
 @pytest.mark.parametrize("has_tls", [True, False])
 def test_a_server_without_open_files_left_accepts_later_and_closes(files, monkeypatch, has_tls):
-    monkeypatch.setattr(tls_listener, "RETRY_S", 0.1)
     accept, failures = socket.socket.accept, [1]
 
     def failing_accept(self):

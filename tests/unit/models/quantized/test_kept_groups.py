@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from rayinfer import LLM, SamplingParams
+from rayinfer import LLM, LoRARequest, SamplingParams
 from rayinfer.layers.matrix import Matrix
 from rayinfer.models.loader import load_decoder
 from rayinfer.models.quantized.quantized_checkpoint import measure_conversion
@@ -15,6 +16,8 @@ from support.golden.decoder_runs import logits_of
 from support.services.shared_runs import answer_of
 from support.tiny_models.published_cases import FORMATS
 from support.tiny_models.published_formats import make_published_llama
+from support.tiny_models.tiny_adapters import make_adapter, merge_adapter
+from support.tiny_models.tiny_checkpoints import save_weights
 
 CPU = torch.device("cpu")
 KEPT = {
@@ -75,6 +78,45 @@ def test_what_cannot_be_kept_is_dequantized(name, tmp_path):
     assert formats_of(kept) == wanted[name]
     is_head_quantized = kept.lm_head.packed.format is ops.WeightFormat.INT4_GROUPS
     assert is_head_quantized == (name == "gptq with a quantized head")
+
+
+def test_matrices_of_different_tables_are_not_stacked(tmp_path):
+    folder = make_published_llama(tmp_path / "model", FORMATS["nf4"])
+    for each, tensor in ((folder, "k_proj.weight.quant_map"), (folder / "plain", "k_proj.weight")):
+        tensors = load_file(each / "model.safetensors")
+        for layer in range(2):
+            tensors[f"model.layers.{layer}.self_attn.{tensor}"] *= 0.5
+        save_weights(each, tensors)
+    kept, plain = (load(each, tmp_path / "packed") for each in (folder, folder / "plain"))
+    torch.testing.assert_close(logits_of(kept), logits_of(plain), atol=1e-4, rtol=1e-4)
+    assert formats_of(kept) == {"FLOAT32", "TABLE4_GROUPS"}
+
+
+def exact(output):
+    (choice,) = output.outputs
+    return choice.token_ids, [
+        place[token].logprob for token, place in zip(choice.token_ids, choice.logprobs, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", ["gptq", "awq", "nf4"])
+def test_an_adapter_of_a_quantized_model_is_as_merged_into_its_weights(name, tmp_path):
+    folder = make_published_llama(tmp_path / "model", FORMATS[name])
+    adapter = make_adapter(tmp_path / "adapter", folder / "plain")
+    merged = merge_adapter(tmp_path / "merged", folder / "plain", adapter)
+    prompts, lora_requests = [[9, 8, 7, 20, 6], [31, 5] * 20], [None] * 2 + [LoRARequest("a", 1, str(adapter))] * 2
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=0)
+    with LLM(str(folder), dtype="float32", enable_lora=True, **SETTINGS) as llm:
+        outputs = llm.generate(prompts * 2, params, lora_request=lora_requests, use_tqdm=False)
+    without, adapted = [exact(output) for output in outputs[:2]], [exact(output) for output in outputs[2:]]
+    with LLM(str(folder), dtype="float32", **SETTINGS) as llm:
+        assert without == [exact(output) for output in llm.generate(prompts, params, use_tqdm=False)]
+    with LLM(str(merged), dtype="float32", **SETTINGS) as llm:
+        wanted = [exact(output) for output in llm.generate(prompts, params, use_tqdm=False)]
+    for (tokens, logprobs), (wanted_tokens, wanted_logprobs) in zip(adapted, wanted, strict=True):
+        assert tokens == wanted_tokens
+        assert logprobs == pytest.approx(wanted_logprobs, abs=1e-3)
+    assert adapted != without
 
 
 def test_kept_groups_take_less_memory(tmp_path):

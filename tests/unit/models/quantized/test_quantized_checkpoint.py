@@ -1,5 +1,6 @@
 """Published quantized checkpoints beside the plain ones that they dequantize to, by each format's own definition."""
 
+import json
 import logging
 from functools import partial
 
@@ -81,14 +82,29 @@ GPTQ, AWQ, FP8, BNB = (FORMATS[name].config for name in ("gptq", "awq", "fp8 blo
 PACKED = FORMATS["compressed pack-quantized"].config
 
 
+def blocks(structure):
+    return compressed("float-quantized", type="float", strategy="block", block_structure=structure)
+
+
 def activations(**scheme):
     config = compressed("int-quantized")
     config["config_groups"]["group_0"]["input_activations"] = scheme
     return config
 
 
+def targets(value):
+    config = compressed("pack-quantized", num_bits=4)
+    config["config_groups"]["group_0"]["targets"] = value
+    return config
+
+
 REFUSED = {
     "gptq of 3 bits": (GPTQ | {"bits": 3}, "gptq with bits 3 is not supported"),
+    "gptq of bits that are no whole number": (GPTQ | {"bits": 4.0}, "gptq with bits 4.0"),
+    "gptq of two versions": (
+        GPTQ | {"checkpoint_format": "gptq", "format": "gptq_v2"},
+        "checkpoint_format that is not",
+    ),
     "gptq for marlin": (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
     "gptq with settings by layer": (GPTQ | {"dynamic": {"-:lm_head": {}}}, "dynamic"),
     "awq for other kernels": (AWQ | {"version": "gemv"}, "awq with version 'gemv' is not supported"),
@@ -103,6 +119,13 @@ REFUSED = {
     "a cache scheme": (PACKED | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
     "static activations": (activations(num_bits=8, dynamic=False), "static input_activations"),
     "2 bits": (compressed("pack-quantized", num_bits=2), "weights of 2 bits"),
+    "bits that are no whole number": (compressed("pack-quantized", num_bits=4.0), "weights of 4.0 bits (num_bits)"),
+    "blocks that are words": (blocks(["a", "b"]), "block_structure ['a', 'b']"),
+    "blocks that are no whole numbers": (blocks([128.5, 128]), "block_structure [128.5, 128]"),
+    "blocks of nothing": (blocks([0, 0]), "block_structure [0, 0]"),
+    "targets that are no list": (targets("Linear"), "targets of group_0 'Linear'"),
+    "a pattern that is wrong": (targets(["re:("]), "targets of group_0 're:('"),
+    "an ignored number": (PACKED | {"ignore": [3]}, "ignore [3]"),
     "another method": ({"quant_method": "aqlm"}, "the method 'aqlm' is not supported, known: awq, bitsandbytes"),
 }
 
@@ -128,6 +151,14 @@ def test_dynamic_scales_of_activations_are_left_to_the_engine(tmp_path):
 
 
 LAYER = "model.layers.1.mlp.down_proj"
+STATE = f"{LAYER}.weight.quant_state.bitsandbytes__nf4"
+
+
+def change_state(tensors, **fields):
+    state = json.loads(bytes(tensors[STATE].tolist())) | fields
+    tensors[STATE] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+
+
 DAMAGES = {
     "gptq lacks scales": ("gptq", lambda tensors: tensors.pop(f"{LAYER}.scales"), f"{LAYER}.scales"),
     "gptq has too few scales": (
@@ -149,6 +180,22 @@ DAMAGES = {
     ),
     "nf4 has a broken state": (
         "nf4", lambda tensors: tensors[f"{LAYER}.weight.quant_state.bitsandbytes__nf4"].fill_(65), "no state of",
+    ),
+    "nf4 has a nested state": (
+        "nf4", lambda tensors: tensors.update({STATE: torch.tensor(list(b"[" * 100_000), dtype=torch.uint8)}),
+        f"tensor {STATE} is no state of",
+    ),
+    "nf4 has a state of null": (
+        "nf4", lambda tensors: tensors.update({STATE: torch.tensor(list(b"null"), dtype=torch.uint8)}),
+        f"tensor {STATE} is no state of",
+    ),
+    "nf4 lacks the offset of its scales": (
+        "nf4 nested", lambda tensors: change_state(tensors, nested_offset=None),
+        f"tensor {STATE} has nested_offset None",
+    ),
+    "nf4 has no finite offset": (
+        "nf4 nested", lambda tensors: change_state(tensors, nested_offset=1e999),
+        f"tensor {STATE} has nested_offset inf",
     ),
     "nf4 has too few scales": (
         "nf4", lambda tensors: tensors.update({f"{LAYER}.weight.absmax": torch.ones(3)}), f"{LAYER}.weight.absmax has",

@@ -1,4 +1,7 @@
-from collections.abc import AsyncIterator
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -6,7 +9,7 @@ import httpx
 import pytest
 
 from rayinfer.errors import AdapterRefused
-from rayinfer.kv_cache.adapter_id import CONFIG_FILE, WEIGHTS_FILE, folder_digest
+from rayinfer.kv_cache.adapter_id import CONFIG_FILE, WEIGHTS_FILE, content_digest
 from rayinfer.protocols import LoadAdapter
 from rayinfer.servers.adapters.adapter_folders import AdapterFolders
 from rayinfer.servers.adapters.registry import AdapterRegistry
@@ -20,9 +23,13 @@ class ReadingEngine(FakeEngineClient):
     async def control(self, action):
         if not isinstance(action, LoadAdapter):
             return await super().control(action)
-        if (Path(action.folder) / WEIGHTS_FILE).read_bytes() == b"broken":
+        return [await asyncio.to_thread(self._read, Path(action.folder))]
+
+    def _read(self, folder: Path) -> str:
+        files = [(folder / name).read_bytes() for name in (CONFIG_FILE, WEIGHTS_FILE)]
+        if files[1] == b"broken":
             raise AdapterRefused("adapter_model.safetensors: tensor x.lora_A.weight has rank 128, above 64")
-        return [folder_digest(Path(action.folder))]
+        return content_digest(*files)
 
 
 def write_adapter(folder: Path, weights: bytes = b"weights") -> Path:
@@ -31,6 +38,18 @@ def write_adapter(folder: Path, weights: bytes = b"weights") -> Path:
     (folder / CONFIG_FILE).write_text("{}")
     (folder / WEIGHTS_FILE).write_bytes(weights)
     return folder
+
+
+@contextmanager
+def pipe_in_place_of(file: Path) -> Iterator[None]:
+    """Put a named pipe where a file is; in the end whoever waits for its content goes on."""
+    file.unlink()
+    os.mkfifo(file)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # nobody waits
+            os.close(os.open(file, os.O_WRONLY | os.O_NONBLOCK))
 
 
 @pytest.fixture
