@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from rayinfer.adapters.lora_config import MAX_CONFIG_BYTES, LoraConfig, read_lora_config
+from rayinfer.adapters.lora_config import LoraConfig, read_lora_config
 from rayinfer.adapters.target_layers import TargetLayer, TargetLayers
 from rayinfer.errors import AdapterRefused, ModelLoadError
-from rayinfer.kv_cache.adapter_id import CONFIG_FILE, WEIGHTS_FILE, content_digest
+from rayinfer.kv_cache.adapter_id import CONFIG_FILE, WEIGHTS_FILE, AdapterFileRefused, content_digest, read_config_file
 from rayinfer.layers.linear import LowRankTerm
 from rayinfer.models.checkpoints.checkpoint import TORCH_DTYPES
 from rayinfer.models.checkpoints.safetensors_header import TensorEntry, read_open_header
@@ -90,15 +90,12 @@ def _read_adapter(folder: Path, targets: TargetLayers, max_rank: int, dtype: tor
 
 
 def _config_text(folder: Path) -> bytes:
-    file = folder / CONFIG_FILE
     try:
-        with file.open("rb") as stream:
-            text = stream.read(MAX_CONFIG_BYTES + 1)
+        return read_config_file(folder)
+    except AdapterFileRefused as error:
+        raise AdapterRefused(str(error)) from None
     except OSError as error:
         raise AdapterRefused(f"{folder} is no adapter: {CONFIG_FILE}: {error.strerror}") from None
-    if len(text) > MAX_CONFIG_BYTES:
-        raise AdapterRefused(f"{file} has more than {MAX_CONFIG_BYTES:,} bytes")
-    return text
 
 
 def _checked_pairs(

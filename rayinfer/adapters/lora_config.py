@@ -12,8 +12,6 @@ from rayinfer.adapters.module_patterns import PatternMatcher, check_pattern, suf
 from rayinfer.errors import AdapterRefused, shown
 from rayinfer.kv_cache.adapter_id import CONFIG_FILE
 
-MAX_CONFIG_BYTES = 1 << 20
-
 # What changes more of a model than low-rank terms of its linear layers, with what it is called.
 _UNSUPPORTED = {
     "use_dora": "DoRA",

@@ -13,6 +13,7 @@ MAX_BYTES = {
     CONFIG_FILE: 1 << 20,
     WEIGHTS_FILE: 32 << 30,  # rank 512 in float32 for all layers of a model of 70 billion parameters is 25 GiB
 }
+FilesStamp = tuple[tuple[int, ...], ...]  # of each file what changes with its content, whatever its times were set to
 PIECE_BYTES = 1 << 20  # read at once
 
 
@@ -45,7 +46,7 @@ def folder_digest(folder: Path) -> str:
 
     Raises OSError where one is missing, and AdapterFileRefused.
     """
-    config = b"".join(_pieces(folder / CONFIG_FILE))
+    config = read_config_file(folder)
     digest = xxhash.xxh3_128(b"%d:%b" % (len(config), config))
     for piece in _pieces(folder / WEIGHTS_FILE):
         digest.update(piece)
@@ -56,6 +57,20 @@ def check_adapter_files(folder: Path) -> None:
     """Check that both files can be read; raises OSError where one is missing, and AdapterFileRefused."""
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         _check_file(folder / name, (folder / name).stat())
+
+
+def files_stamp(folder: Path) -> FilesStamp | None:
+    """Return what shows that an adapter's files have changed; None where one is missing."""
+    try:
+        stats = [(folder / name).stat() for name in (CONFIG_FILE, WEIGHTS_FILE)]
+    except OSError:
+        return None
+    return tuple((each.st_size, each.st_mtime_ns, each.st_ctime_ns, each.st_ino) for each in stats)
+
+
+def read_config_file(folder: Path) -> bytes:
+    """Read the settings in an adapter's folder; raises OSError where they are missing, and AdapterFileRefused."""
+    return b"".join(_pieces(folder / CONFIG_FILE))
 
 
 def _pieces(file: Path) -> Iterator[bytes]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rayinfer.errors import InvalidParameter, shown
-from rayinfer.kv_cache.adapter_id import CONFIG_FILE, WEIGHTS_FILE, adapter_id
+from rayinfer.kv_cache.adapter_id import FilesStamp, adapter_id, files_stamp
 from rayinfer.protocols import ControlAction, LoadAdapter
 
 
@@ -23,7 +23,7 @@ class AdapterRequests:
 
     def __init__(self, control: Callable[[ControlAction], str]) -> None:
         self._control = control  # of the engine
-        self._known: dict[str, tuple[str, list[tuple[int, int]], str]] = {}  # by name: path, files, id
+        self._known: dict[str, tuple[str, FilesStamp | None, str]] = {}  # by name: path, files, id
 
     def adapter_id(self, request: LoRARequest) -> str:
         """Return the id that engine requests have; raises RequestError for an adapter that cannot be loaded."""
@@ -31,7 +31,7 @@ class AdapterRequests:
             raise InvalidParameter(
                 f"lora_request must be a LoRARequest with a name, got {shown(request)}", "lora_request"
             )
-        files = _files(request.lora_path)
+        files = files_stamp(Path(request.lora_path))
         known = self._known.get(request.lora_name)
         if known is not None and known[:2] == (request.lora_path, files):
             return known[2]
@@ -49,12 +49,3 @@ def spread_adapters(
     if len(given) != num_prompts:
         raise InvalidParameter(f"lora_request has {len(given)} entries for {num_prompts} prompts", "lora_request")
     return given
-
-
-def _files(folder: str) -> list[tuple[int, int]]:
-    """Return what shows that the files have changed: size and time of the last change; empty if one is missing."""
-    try:
-        stats = [(Path(folder) / name).stat() for name in (CONFIG_FILE, WEIGHTS_FILE)]
-    except OSError:
-        return []
-    return [(stat.st_size, stat.st_mtime_ns) for stat in stats]

@@ -86,7 +86,6 @@ class EngineSetControl:
         return states
 
     async def _resume(self, action: Resume) -> list[str]:
-        self.settle_s = SETTLE_S
         self._is_paused = False
         self._settled_at.clear()
         states = await self._run_on_all(action)

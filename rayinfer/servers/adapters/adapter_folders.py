@@ -6,13 +6,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rayinfer.errors import shown
-from rayinfer.kv_cache.adapter_id import CONFIG_FILE, WEIGHTS_FILE, check_adapter_files, folder_digest
+from rayinfer.kv_cache.adapter_id import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    FilesStamp,
+    check_adapter_files,
+    files_stamp,
+    folder_digest,
+)
 from rayinfer.servers.adapters.adapter_name import MAX_NAME_CHARS, is_adapter_name
 from rayinfer.servers.served_model import AdapterOrigin, ServedAdapter
 
 logger = logging.getLogger(__name__)
-
-Stamp = tuple[tuple[int, ...], ...]  # of each file what changes with its content, whatever its times were set to
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,8 +35,8 @@ class FolderScan:
 
     def __init__(self, folders: AdapterFolders) -> None:
         self._folders = folders
-        self._stamps: dict[str, Stamp] = {}  # of the latest scan, by folder
-        self._known: dict[str, tuple[Stamp, ServedAdapter]] = {}  # by folder
+        self._stamps: dict[str, FilesStamp] = {}  # of the latest scan, by folder
+        self._known: dict[str, tuple[FilesStamp, ServedAdapter]] = {}  # by folder
         self._missing: set[str] = set()  # folders of settings that were not there
         self._warnings: dict[str, str] = {}  # the latest, by folder
 
@@ -42,9 +47,9 @@ class FolderScan:
         unless the first scan of a process is not to wait. A folder of the settings is read once.
         """
         found: dict[str, ServedAdapter] = {}
-        stamps: dict[str, Stamp] = {}
+        stamps: dict[str, FilesStamp] = {}
         for name, folder, origin in self._all():
-            stamp = _stamp(folder)
+            stamp = files_stamp(Path(folder))
             if stamp is None:
                 self._note_missing(name, folder, origin)
                 continue
@@ -70,13 +75,15 @@ class FolderScan:
         for name, path in self._folders.modules.items():
             yield name, path, "settings"
 
-    def _read(self, name: str, folder: str, origin: AdapterOrigin, stamp: Stamp) -> tuple[Stamp, ServedAdapter] | None:
+    def _read(
+        self, name: str, folder: str, origin: AdapterOrigin, stamp: FilesStamp
+    ) -> tuple[FilesStamp, ServedAdapter] | None:
         try:
             digest = folder_digest(Path(folder))
         except OSError as error:
             self._warn(folder, f"adapter {name} cannot be read: {error}")
             return None
-        if _stamp(folder) != stamp:
+        if files_stamp(Path(folder)) != stamp:
             return self._known.get(folder)  # it is being written
         adapter = ServedAdapter(name=name, folder=folder, digest=digest, base=self._folders.base, origin=origin)
         self._known[folder] = (stamp, adapter)
@@ -115,12 +122,3 @@ def _subfolders(watched: Path) -> list[Path]:
         return sorted(path for path in watched.iterdir() if path.is_dir() and not path.name.startswith("."))
     except OSError:
         return []  # it is not there now
-
-
-def _stamp(folder: str) -> Stamp | None:
-    """Return what shows that an adapter's files have changed; None where one is missing."""
-    try:
-        stats = [(Path(folder) / name).stat() for name in (CONFIG_FILE, WEIGHTS_FILE)]
-    except OSError:
-        return None
-    return tuple((stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino) for stat in stats)

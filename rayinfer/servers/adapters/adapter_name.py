@@ -3,9 +3,9 @@
 import re
 
 MAX_NAME_CHARS = 128
-_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:/-]{{0,{MAX_NAME_CHARS - 1}}}")
+NAME_PATTERN = rf"[A-Za-z0-9][A-Za-z0-9._:/-]{{0,{MAX_NAME_CHARS - 1}}}"
 
 
 def is_adapter_name(name: str) -> bool:
     """Return whether an adapter may have a name, which requests, answers, paths and ids of adapters then hold."""
-    return _NAME.fullmatch(name) is not None
+    return re.fullmatch(NAME_PATTERN, name) is not None

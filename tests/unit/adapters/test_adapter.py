@@ -1,6 +1,7 @@
 """PEFT folders: what is read, and what is refused with the name of the tensor."""
 
 import json
+import os
 import shutil
 import struct
 import time
@@ -282,6 +283,12 @@ def test_whatever_goes_wrong_is_a_refusal_that_names_the_folder(adapter, error):
             raise error
 
     check_refused(adapter, Failing(), str(adapter), type(error).__name__)
+
+
+def test_a_pipe_in_place_of_the_settings_is_refused(adapter, targets):
+    (adapter / "adapter_config.json").unlink()
+    os.mkfifo(adapter / "adapter_config.json")
+    check_refused(adapter, targets, "adapter_config.json is no regular file")
 
 
 def test_names_that_are_no_unicode_are_escaped(adapter, targets):

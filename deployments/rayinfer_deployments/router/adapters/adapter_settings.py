@@ -7,8 +7,9 @@ from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from rayinfer.config import EngineConfig
 from rayinfer.servers.adapters.adapter_folders import AdapterFolders
+from rayinfer.servers.adapters.adapter_name import NAME_PATTERN
 
-AdapterName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$")]
+AdapterName = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$")]
 FIELDS = frozenset({"lora_modules", "lora_folder"})  # which say nothing to engines
 
 
