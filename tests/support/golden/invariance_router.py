@@ -17,6 +17,8 @@ from rayinfer.tokenization.tokenizer import Tokenizer
 from support.golden.invariance_requests import MixedRequest
 from support.golden.invariance_runs import Run, build_mixed_engine, generation_request
 
+_LONGEST_WAIT_S = 10
+
 
 async def run_behind_a_router(
     folder: Path,
@@ -31,7 +33,16 @@ async def run_behind_a_router(
         tokenizer = Tokenizer.from_folder(folder)
         answers = [_collect(router, generation_request(request, tokenizer)) for request in requests]
         outputs = {output.request_id: output for output in await asyncio.gather(*answers)}
+        await _wait_until_idle(engines)
         return Run(outputs, engines[0].stats)
+
+
+async def _wait_until_idle(engines: list[AsyncEngine]) -> None:
+    """Wait until the engines have ended what answers no longer need: routers find stop strings, and abort then."""
+    end = asyncio.get_running_loop().time() + _LONGEST_WAIT_S
+    while any(engine.stats.num_running or engine.stats.num_waiting for engine in engines):
+        assert asyncio.get_running_loop().time() < end, "engines still hold requests after all answers ended"
+        await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
