@@ -1,6 +1,8 @@
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,17 @@ from pathlib import Path
 from rayinfer_deployments.cluster.managed_cluster import PrivateFolder
 print(PrivateFolder(Path(sys.argv[1])).path)
 os._exit(1)
+"""
+
+START_CLUSTER = """
+from rayinfer.errors import ConfigError
+from rayinfer_deployments.cluster.managed_cluster import ManagedCluster
+
+def refuse():
+    raise ConfigError("wrong")
+
+with ManagedCluster(refuse):
+    pass
 """
 
 
@@ -91,6 +104,17 @@ def test_a_folder_that_a_killed_process_had_is_abandoned(abandoned, tmp_path):
     killed = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=False).stdout.strip()
     delete_abandoned_folders(tmp_path)
     assert [str(path) for path in tmp_path.iterdir()] == [killed]
+
+
+def test_a_cluster_deletes_abandoned_folders_at_its_start(abandoned, tmp_path):
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # Ray's sockets need a short path
+        parent = Path(short, "t")
+        tmp_path.rename(parent)
+        settings = os.environ | {"RAY_TMPDIR": str(parent)}
+        command = [sys.executable, "-c", START_CLUSTER]
+        ended = subprocess.run(command, env=settings, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        assert "ConfigError: wrong" in ended.stderr
+        assert [path.name for path in parent.iterdir()] == [abandoned[-1].name]
 
 
 def test_folders_of_others_are_left_alone(abandoned, tmp_path):
