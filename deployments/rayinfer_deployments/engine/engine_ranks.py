@@ -179,7 +179,7 @@ class EngineGroup:
         """Ping a rank until it is lost; returns the reason.
 
         A rank that does not answer may be busy with something that holds Python's lock: unless its process is stopped
-        it has as long as ranks give each other.
+        it has as long as ranks give each other. Processes of other nodes are not seen to be stopped.
         """
         limits, process_id = self._limits, None
         watch, actor = TickWatch(limits.ping_interval_s), self.others[rank] if rank else self.first
@@ -199,7 +199,7 @@ class EngineGroup:
                 process := await asyncio.to_thread(self._process_of, actor)
             ):
                 process_id = process.process_id
-                if process.is_ready:
+                if process.is_ready or rank in self._remote:
                     watch.reset()
                     self._process_ids[rank] = process_id
             has_missed = watch.has_missed(limits.stopped_ping_timeout_s) and rank not in self._remote

@@ -54,11 +54,10 @@ def task_error(cause):
     return RayTaskError("run", "traceback", cause)
 
 
-def group_of(first, *others, stopped=(), process_of=lambda actor: None, **limits):
-    killed = []
-    return EngineGroup(
-        "engine-x", first, others, killed.append, stopped.__contains__, process_of, replace(QUICK, **limits)
-    ), killed
+def group_of(first, *others, stopped=(), process_of=lambda actor: None, remote=None, **limits):
+    killed, timeouts = [], replace(QUICK, **limits)
+    is_stopped = stopped.__contains__
+    return EngineGroup("engine-x", first, others, killed.append, is_stopped, process_of, timeouts, remote or {}), killed
 
 
 def test_an_engine_of_one_process_only_starts_it():
@@ -182,10 +181,12 @@ def test_a_rank_that_is_stopped_before_its_first_answer_ends_the_start(is_ready)
     asyncio.run(scenario())
 
 
-def test_a_rank_that_is_ready_has_the_ordinary_ping_timeout():
+@pytest.mark.parametrize(("is_ready", "remote"), [(True, {}), (False, {1: "another node"})], ids=["ready", "remote"])
+def test_a_rank_that_is_ready_or_of_another_node_has_the_ordinary_ping_timeout(is_ready, remote):
     async def scenario():
         first, other = FakeActor(open_group="there", start=pending(), ping=7), FakeActor(run=pending(), ping=pending())
-        group, _ = group_of(first, other, process_of=lambda actor: ActorProcess(8, is_ready=True), ping_timeout_s=0.2)
+        process = ActorProcess(8, is_ready)
+        group, _ = group_of(first, other, process_of=lambda actor: process, remote=remote, ping_timeout_s=0.2)
         with pytest.raises(EngineDead, match=r"rank 1 of engine engine-x has not answered for 0\.2 s"):
             await asyncio.wait_for(group.start(), 5.0)
 

@@ -67,8 +67,9 @@ def test_engines_come_with_a_burst_and_go_after_it_without_a_loss():
     assert replay.engine_s < run(trace, FixedCount(num_engines=4), initial=4).engine_s
 
 
-def test_a_burst_that_meets_no_engine_is_answered_by_as_many_as_it_takes():
-    trace = steady(10) + steady(30, per_second=20, since=200)
+@pytest.mark.parametrize(("seconds", "per_second"), [(30, 20), (5, 60)])
+def test_a_burst_that_meets_no_engine_is_answered_by_as_many_as_it_takes(seconds, per_second):
+    trace = steady(10) + steady(seconds, per_second, since=200)
     settings = SETTINGS.model_copy(update={"min_replicas": 0, "idle_timeout_s": 30.0, "upscale_delay_s": 10.0})
     simulation = Simulation(trace, ByEngineMetrics(settings), PACE, objective_s=1.0, most_engines=4)
     replay = simulation.run(initial=1, tail_s=10)
