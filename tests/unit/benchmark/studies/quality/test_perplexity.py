@@ -21,7 +21,7 @@ from rayinfer.benchmark.studies.quality.texts import (
     read_documents,
 )
 from rayinfer.errors import ConfigError
-from rayinfer.optimization.mode_checks import GPU_MODES, MEASURED
+from rayinfer.optimization.mode_checks import GPU_MODES, MEASURED, QUALITY_LIMITS
 from rayinfer.tokenization.tokenizer import Tokenizer
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
@@ -124,6 +124,12 @@ def test_the_gates_judge_each_model_by_what_is_on_record_for_it(model):
     later = {mode: _recorded(RECORDED / f"quality-{model}-{mode}.json").get(mode) for mode in MEASURED[model]}
     recorded = {mode: later[mode] or (on_gpu if mode in GPU_MODES else on_cpu)[mode] for mode in MEASURED[model]}
     assert recorded == pytest.approx(dict(MEASURED[model]), abs=0.005)
+
+
+@pytest.mark.parametrize("path", sorted(RECORDED.glob("quality-*.json")), ids=lambda path: path.stem)
+def test_limits_on_record_are_those_of_the_gates(path):
+    modes = json.loads(path.read_text())["modes"]
+    assert [mode["limit_percent"] for mode in modes] == [QUALITY_LIMITS.get(mode["mode"]) for mode in modes]
 
 
 def _recorded(path: Path) -> dict[str, float]:
