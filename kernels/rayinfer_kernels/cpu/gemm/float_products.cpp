@@ -190,14 +190,14 @@ void widen_panels(Panels<bfloat16> from, int64_t num_inputs, float* to) {
 }
 
 template <class E>
-void multiply_in_blocks(RowTile rows, Panels<E> panels, int64_t num_inputs, float* sums) {
+void multiply_in_blocks(RowTile rows, Panels<E> panels, int64_t num_inputs, bool continues, float* sums) {
     const bool is_read_again = rows.num_rows >= kRowsToWiden;
     const int64_t num_blocks = is_read_again ? (num_inputs + kBlockInputs - 1) / kBlockInputs : 1;
     const int64_t block = rounded_up((num_inputs + num_blocks - 1) / num_blocks, kPerWord<E>);
     for (int64_t begin = 0; begin < num_inputs; begin += block) {
         const int64_t count = std::min(block, num_inputs - begin);
         const Panels<E> here = panels.from(begin);
-        const bool is_last = begin + count == num_inputs;
+        const bool is_last = begin + count == num_inputs, is_added = continues || begin > 0;
         Lookahead lookahead(is_last ? Panels<E>{panels.panel(panels.count), panels.stride, panels.count}
                                     : panels.from(begin + count),
                             std::min(block, is_last ? num_inputs : num_inputs - begin - count));
@@ -207,11 +207,11 @@ void multiply_in_blocks(RowTile rows, Panels<E> panels, int64_t num_inputs, floa
                 thread_local RowBuffer buffer;
                 float* widened = buffer.rows<float>(panels.count * count, kPanelWidth);
                 widen_panels(here, count, widened);
-                multiply_block<float>(part, {widened, count * kPanelWidth, panels.count}, count, begin > 0, sums, lookahead);
+                multiply_block<float>(part, {widened, count * kPanelWidth, panels.count}, count, is_added, sums, lookahead);
                 continue;
             }
         }
-        multiply_block<E>(part, here, count, begin > 0, sums, lookahead);
+        multiply_block<E>(part, here, count, is_added, sums, lookahead);
     }
 }
 
@@ -221,10 +221,17 @@ template <class T>
 void float_products(const Weight& weight, RowTile rows, int64_t panel, int64_t num_panels, float* sums) {
     const int64_t num_inputs = padded_width(weight.format, weight.in_features);
     const int64_t stride = num_inputs * kPanelWidth;
-    multiply_in_blocks<T>(rows, {(const T*)weight.panels + panel * stride, stride, num_panels}, num_inputs, sums);
+    multiply_in_blocks<T>(rows, {(const T*)weight.panels + panel * stride, stride, num_panels}, num_inputs, false, sums);
+}
+
+template <class T>
+void add_float_products(RowTile rows, const T* panels, int64_t num_panels, int64_t num_inputs, bool continues, float* sums) {
+    multiply_in_blocks<T>(rows, {panels, num_inputs * kPanelWidth, num_panels}, num_inputs, continues, sums);
 }
 
 template void float_products<float>(const Weight&, RowTile, int64_t, int64_t, float*);
 template void float_products<bfloat16>(const Weight&, RowTile, int64_t, int64_t, float*);
+template void add_float_products<float>(RowTile, const float*, int64_t, int64_t, bool, float*);
+template void add_float_products<bfloat16>(RowTile, const bfloat16*, int64_t, int64_t, bool, float*);
 
 }  // namespace rayinfer

@@ -20,6 +20,9 @@ struct RowTile {
 
 template <class T>
 void float_products(const Weight& weight, RowTile rows, int64_t panel, int64_t num_panels, float* sums);
+// The same of some inputs only, whose panels lie one after the other; `continues` adds to the sums of the inputs before.
+template <class T>
+void add_float_products(RowTile rows, const T* panels, int64_t num_panels, int64_t num_inputs, bool continues, float* sums);
 template <class T>
 void int8_products(const Weight& weight, RowTile rows, int64_t panel, int64_t num_panels, float* sums);
 template <class T>
