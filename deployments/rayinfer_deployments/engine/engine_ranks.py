@@ -137,7 +137,7 @@ class EngineGroup:
     async def first_loss(self) -> str:
         """Return the rank and the reason once a rank beyond the first has ended or stopped answering.
 
-        Where several have ended it is the one that explains the others.
+        Where several have ended it is the one that explains the others: one that is silent explains those that lost it.
         """
         losses = [_started(self._watch_rank(rank)) for rank in self.others]
         runs = list(self._runs.values())
@@ -150,7 +150,13 @@ class EngineGroup:
             reason: str = next(loss.result() for loss in losses if loss.done())
             return reason
         if all(_reason_order(run) == CONSEQUENCE for run in runs if run.done()):
+            pings = {
+                rank: _started(self.others[rank].ping.remote()) for rank, run in self._runs.items() if not run.done()
+            }
             await asyncio.wait(runs, timeout=self._limits.root_cause_s)
+            for rank, ping in pings.items():
+                if not (ping.done() or self._runs[rank].done()):
+                    return f"rank {rank} of engine {self._name} does not answer"
         rank = min(
             (rank for rank, run in self._runs.items() if run.done()), key=lambda rank: _reason_order(self._runs[rank])
         )

@@ -164,6 +164,23 @@ def test_the_first_of_several_ranks_that_fail_later_is_the_loss(end, reason):
     asyncio.run(scenario())
 
 
+def test_a_silent_rank_is_the_loss_though_another_notices_before():
+    async def scenario():
+        others = [FakeActor(run=pending(), ping=rank) for rank in range(1, 4)]
+        group, _ = await started(*others)
+        losing = asyncio.ensure_future(group.first_loss())
+        await asyncio.sleep(0.1)
+        others[1].answers["ping"] = pending()
+        await asyncio.sleep(0.1)
+        assert not losing.done()
+        for other in (others[0], others[2]):
+            other.answers["run"].set_exception(task_error(EngineDead("it has lost the others")))
+        loss = await asyncio.wait_for(losing, 5.0)
+        assert loss == "rank 2 of engine engine-x does not answer"
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("is_ready", [True, False])
 def test_a_rank_that_is_stopped_before_its_first_answer_ends_the_start(is_ready):
     async def scenario():
