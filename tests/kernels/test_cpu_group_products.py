@@ -71,6 +71,14 @@ def test_products_have_the_bits_of_the_dequantized_weight(
             torch.testing.assert_close(reference.packed_linear(x, packed, added), wanted, **close)
 
 
+def test_inputs_of_several_blocks_have_the_bits_of_the_dequantized_weight_with_every_instruction_set(isa_kernels):
+    weight = grouped_weight("int4 with offsets", 33, 320, 64)
+    packed, plain = pack_groups(weight), pack(numbers_of(weight).bfloat16())
+    for num_rows in (1, 7, 40):
+        x = torch.randn(num_rows, 320).bfloat16()
+        assert torch.equal(isa_kernels.packed_linear(x, packed, None), isa_kernels.packed_linear(x, plain, None))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_gated_products_have_the_bits_of_the_dequantized_weight(isa_kernels, dtype, kind):
     weight = grouped_weight(kind, 90, 64, 32)

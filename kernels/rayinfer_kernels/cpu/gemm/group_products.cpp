@@ -238,7 +238,7 @@ void multiply(const Weight& weight, RowTile rows, int64_t panel, int64_t num_pan
         const int64_t count = end - begin;
         for (int64_t p = 0; p < num_panels; ++p)
             dequantize<L>(weight, panel + p, {begin, end}, panels + p * count * kPanelWidth);
-        const RowTile part = {rows.rows + begin * (int64_t)sizeof(T), rows.row_bytes, rows.num_rows};
+        const RowTile part = {rows.rows + begin * (int64_t)sizeof(Plain<T>), rows.row_bytes, rows.num_rows};
         add_float_products(part, panels, num_panels, count, begin > 0, sums);
     }
 }
