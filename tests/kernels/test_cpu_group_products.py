@@ -71,11 +71,11 @@ def test_products_have_the_bits_of_the_dequantized_weight(
             torch.testing.assert_close(reference.packed_linear(x, packed, added), wanted, **close)
 
 
-def test_inputs_of_several_blocks_have_the_bits_of_the_dequantized_weight_with_every_instruction_set(isa_kernels):
+def test_inputs_of_several_blocks_have_the_bits_of_the_dequantized_weight(isa_kernels, dtype):
     weight = grouped_weight("int4 with offsets", 33, 320, 64)
-    packed, plain = pack_groups(weight), pack(numbers_of(weight).bfloat16())
+    packed, plain = pack_groups(weight), pack(numbers_of(weight).to(dtype))
     for num_rows in (1, 7, 40):
-        x = torch.randn(num_rows, 320).bfloat16()
+        x = torch.randn(num_rows, 320).to(dtype)
         assert torch.equal(isa_kernels.packed_linear(x, packed, None), isa_kernels.packed_linear(x, plain, None))
 
 

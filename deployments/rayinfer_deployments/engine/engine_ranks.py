@@ -149,14 +149,15 @@ class EngineGroup:
         if not any(run.done() for run in runs):
             reason: str = next(loss.result() for loss in losses if loss.done())
             return reason
-        if all(_reason_order(run) == CONSEQUENCE for run in runs if run.done()):
-            pings = {
-                rank: _started(self.others[rank].ping.remote()) for rank, run in self._runs.items() if not run.done()
-            }
+        if _are_consequences(runs):
+            running = [rank for rank, run in self._runs.items() if not run.done()]
+            pings = {rank: _started(self.others[rank].ping.remote()) for rank in running}
             await asyncio.wait(runs, timeout=self._limits.root_cause_s)
-            for rank, ping in pings.items():
-                if not (ping.done() or self._runs[rank].done()):
-                    return f"rank {rank} of engine {self._name} does not answer"
+            silent = [rank for rank in running if not (pings[rank].done() or self._runs[rank].done())]
+            for ping in pings.values():
+                ping.cancel()
+            if silent and _are_consequences(runs):
+                return f"rank {silent[0]} of engine {self._name} does not answer"
         rank = min(
             (rank for rank, run in self._runs.items() if run.done()), key=lambda rank: _reason_order(self._runs[rank])
         )
@@ -249,6 +250,11 @@ def _started(call: Awaitable[Any]) -> asyncio.Future[Any]:
     future = asyncio.ensure_future(call)
     future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # not every failure is read
     return future
+
+
+def _are_consequences(runs: Sequence[asyncio.Future[None]]) -> bool:
+    """Return whether every rank that has ended only noticed that another is lost."""
+    return all(_reason_order(run) == CONSEQUENCE for run in runs if run.done())
 
 
 def _reason_order(call: asyncio.Future[Any]) -> int:

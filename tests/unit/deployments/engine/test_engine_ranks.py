@@ -164,7 +164,15 @@ def test_the_first_of_several_ranks_that_fail_later_is_the_loss(end, reason):
     asyncio.run(scenario())
 
 
-def test_a_silent_rank_is_the_loss_though_another_notices_before():
+@pytest.mark.parametrize(
+    ("end", "loss"),
+    [
+        (EngineDead("it has lost the others"), "rank 2 of engine engine-x does not answer"),
+        (ValueError("no space"), "rank 3 of engine engine-x has died: ValueError: no space"),
+    ],
+    ids=["silent", "its own error"],
+)
+def test_a_silent_rank_is_the_loss_where_others_only_notice_it(end, loss):
     async def scenario():
         others = [FakeActor(run=pending(), ping=rank) for rank in range(1, 4)]
         group, _ = await started(*others)
@@ -173,10 +181,10 @@ def test_a_silent_rank_is_the_loss_though_another_notices_before():
         others[1].answers["ping"] = pending()
         await asyncio.sleep(0.1)
         assert not losing.done()
-        for other in (others[0], others[2]):
-            other.answers["run"].set_exception(task_error(EngineDead("it has lost the others")))
-        loss = await asyncio.wait_for(losing, 5.0)
-        assert loss == "rank 2 of engine engine-x does not answer"
+        others[0].answers["run"].set_exception(task_error(EngineDead("it has lost the others")))
+        await asyncio.sleep(0.01)
+        others[2].answers["run"].set_exception(task_error(end))
+        assert await asyncio.wait_for(losing, 5.0) == loss
 
     asyncio.run(scenario())
 
