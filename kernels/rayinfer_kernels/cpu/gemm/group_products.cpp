@@ -151,13 +151,13 @@ RAYINFER_INLINE void for_groups(const Weight& weight, int64_t panel, Range input
     }
 }
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) && defined(__AVX512VL__)
 alignas(64) constexpr uint16_t kInterleaved[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                    8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
 #endif
 
 RAYINFER_INLINE Word to_pairs(Float first, Float second) {
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) && defined(__AVX512VL__)
     // The instruction makes 0 of numbers below 1.2e-38.
     const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
     return (Word)_mm512_permutexvar_epi16(_mm512_load_si512(kInterleaved), halves);
@@ -194,7 +194,7 @@ void dequantize(const Weight& weight, int64_t panel, Range inputs, T* to) {
     });
 }
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) && defined(__AVX512VL__)
 // Few rows are multiplied by each pair of inputs in the registers where it was dequantized, in the order of float_products.
 template <class L, int Rows>
 void multiply_few(const Weight& weight, RowTile rows, int64_t panel, float* to, int64_t stride) {
@@ -222,7 +222,7 @@ void multiply_few(const Weight& weight, RowTile rows, int64_t panel, float* to, 
 
 template <class L, class T>
 void multiply(const Weight& weight, RowTile rows, int64_t panel, int64_t num_panels, float* sums) {
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) && defined(__AVX512VL__)
     if constexpr (std::is_same_v<T, bfloat16>)
         if (rows.num_rows <= kTileRows) {
             for (int64_t p = 0; p < num_panels; ++p)
