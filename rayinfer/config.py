@@ -166,8 +166,24 @@ class EngineConfig(BaseModel):
     enable_lora: bool = Field(False, description="let requests name LoRA adapters, which change the model for them")
     max_loras: int = Field(64, ge=1, le=4096, description="adapters that the requests of one step may have together")
     max_lora_rank: int = Field(64, ge=1, le=512, description="largest rank of an adapter")
+    max_lora_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="memory for the adapters of running requests, in bytes of the model's type; a request whose adapter"
+        " does not fit waits; on a GPU the KV blocks leave it free (default: max_loras alone limits them)",
+    )
     max_cpu_loras: int | None = Field(
-        None, ge=1, le=1 << 20, description="adapters kept in memory; those in use always are (default: max_loras)"
+        None,
+        ge=1,
+        le=1 << 20,
+        description="adapters kept in host memory; those in use always are (default: max_loras, or as many as"
+        " max_cpu_lora_bytes holds)",
+    )
+    max_cpu_lora_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="host memory for adapters, in bytes of their files; the least recently used leave first, those in"
+        " use never (default: max_cpu_loras alone limits them)",
     )
     recent_answers_bytes: int = Field(
         1 << 20,

@@ -211,7 +211,8 @@ class AdapterStats:
     running: list[str] = field(default_factory=list)  # names, of the first ones only
     waiting: list[str] = field(default_factory=list)
     num_resident: int = 0
-    resident_bytes: int = 0  # of their tensors
+    resident_bytes: int = 0  # of their tensors in host memory
+    slot_bytes: int = 0  # of those that steps can use, in the model's type
     loads_total: int = 0  # from files
     failed_loads_total: int = 0
     evictions_total: int = 0

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
+from math import prod
 from pathlib import Path
 
 import torch
@@ -24,12 +25,23 @@ _KINDS = {".lora_A.weight": "A", ".lora_B.weight": "B", ".lora_A.default.weight"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterLimits:
+    """Largest adapters that an engine takes, and the model's type, in which their numbers must be finite, too."""
+
+    max_rank: int
+    max_bytes: int | None = None  # of the tensors as they were saved: max_cpu_lora_bytes
+    max_slot_bytes: int | None = None  # of the tensors in the model's type: max_lora_bytes
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Adapter:
     """Low-rank terms by the path of the model's layer, as they were saved."""
 
     digest: str  # of both files' contents
     rank: int  # the largest
     num_bytes: int  # of its tensors
+    slot_bytes: int  # of its tensors in the model's type
     terms: Mapping[str, list[LowRankTerm]]
 
 
@@ -40,15 +52,14 @@ class _Pair:
     b: TensorEntry
 
 
-def read_adapter(folder: Path, targets: TargetLayers, max_rank: int, dtype: torch.dtype = torch.float32) -> Adapter:
+def read_adapter(folder: Path, targets: TargetLayers, limits: AdapterLimits) -> Adapter:
     """Read a folder that PEFT saved; raises AdapterRefused, in a line that names the file or the tensor.
 
     Nothing is read before names, types and shapes are known to be right, so a file has no more bytes than terms of
-    `max_rank` for all layers. `dtype` is the model's, in which numbers must be finite, too. No other exception is
-    raised, whatever a folder holds: it would end the engine.
+    `max_rank` for all layers. No other exception is raised, whatever a folder holds: it would end the engine.
     """
     try:
-        return _read_adapter(folder, targets, max_rank, dtype)
+        return _read_adapter(folder, targets, limits)
     except AdapterRefused as error:
         raise AdapterRefused(_printable(str(error))) from None
     except Exception as error:
@@ -62,7 +73,7 @@ def _printable(message: str) -> str:
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in message)
 
 
-def _read_adapter(folder: Path, targets: TargetLayers, max_rank: int, dtype: torch.dtype) -> Adapter:
+def _read_adapter(folder: Path, targets: TargetLayers, limits: AdapterLimits) -> Adapter:
     config_text = _config_text(folder)
     config, file = read_lora_config(config_text, folder), folder / WEIGHTS_FILE
     if not file.is_file():
@@ -71,7 +82,8 @@ def _read_adapter(folder: Path, targets: TargetLayers, max_rank: int, dtype: tor
     try:
         with file.open("rb") as stream:
             entries = read_open_header(file, stream)
-            pairs = _checked_pairs(entries, config, targets, file, max_rank)
+            pairs = _checked_pairs(entries, config, targets, file, limits.max_rank)
+            num_bytes, slot_bytes = _checked_sizes(entries, file, limits)
             stream.seek(0)
             data = stream.read()
     except (ModelLoadError, OSError) as error:
@@ -79,12 +91,13 @@ def _read_adapter(folder: Path, targets: TargetLayers, max_rank: int, dtype: tor
     terms: dict[str, list[LowRankTerm]] = {}
     for name, pair in pairs.items():
         layer = targets.by_name[name]
-        a, b = (_tensor(data, entry, file, dtype) for entry in (pair.a, pair.b))
+        a, b = (_tensor(data, entry, file, limits.dtype) for entry in (pair.a, pair.b))
         terms.setdefault(layer.path, []).append(LowRankTerm(a, b, layer.outputs, config.scale_of(pair.module)))
     return Adapter(
         digest=content_digest(config_text, data),
         rank=max(pair.a.shape[0] for pair in pairs.values()),
-        num_bytes=sum(entry.num_bytes for entry in entries.values()),
+        num_bytes=num_bytes,
+        slot_bytes=slot_bytes,
         terms=terms,
     )
 
@@ -152,6 +165,20 @@ def _check_tensor(entry: TensorEntry, kind: str, layer: TargetLayer, rank: int, 
         raise AdapterRefused(f"{file}: tensor {entry.name} has dtype {entry.dtype}, expected F32, F16 or BF16")
 
 
+def _checked_sizes(entries: Mapping[str, TensorEntry], file: Path, limits: AdapterLimits) -> tuple[int, int]:
+    """Return the bytes of the tensors as they were saved, and in the model's type."""
+    num_bytes = sum(entry.num_bytes for entry in entries.values())
+    slot_bytes = sum(prod(entry.shape) for entry in entries.values()) * limits.dtype.itemsize
+    if limits.max_bytes is not None and num_bytes > limits.max_bytes:
+        raise AdapterRefused(f"{file}: tensors of {num_bytes} bytes are above max_cpu_lora_bytes {limits.max_bytes}")
+    if limits.max_slot_bytes is not None and slot_bytes > limits.max_slot_bytes:
+        raise AdapterRefused(
+            f"{file}: tensors of {slot_bytes} bytes in {_name_of(limits.dtype)} are above max_lora_bytes"
+            f" {limits.max_slot_bytes}"
+        )
+    return num_bytes, slot_bytes
+
+
 def _tensor(data: bytes, entry: TensorEntry, file: Path, dtype: torch.dtype) -> torch.Tensor:
     numbers = bytearray(data[entry.start : entry.start + entry.num_bytes])  # a copy: aligned, and torch may write
     if len(numbers) != entry.num_bytes:
@@ -160,6 +187,11 @@ def _tensor(data: bytes, entry: TensorEntry, file: Path, dtype: torch.dtype) -> 
     if not tensor.isfinite().all():
         raise AdapterRefused(f"{file}: tensor {entry.name} holds numbers that are not finite")
     if not tensor.to(dtype).isfinite().all():
-        kind = str(dtype).removeprefix("torch.")
-        raise AdapterRefused(f"{file}: tensor {entry.name} holds numbers that are not finite in the model's {kind}")
+        raise AdapterRefused(
+            f"{file}: tensor {entry.name} holds numbers that are not finite in the model's {_name_of(dtype)}"
+        )
     return tensor
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

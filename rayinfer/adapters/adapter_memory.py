@@ -1,11 +1,12 @@
 """Adapters of one rank: those in host memory, and the terms in the slots of its decoder."""
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
-from rayinfer.adapters.adapter import Adapter, read_adapter
+from rayinfer.adapters.adapter import Adapter, AdapterLimits, read_adapter
 from rayinfer.adapters.target_layers import TargetLayers
 from rayinfer.models.causal_decoder import CausalDecoder
 from rayinfer.models.decoder import Decoder
@@ -17,19 +18,17 @@ MAX_READ_AHEAD = 16  # adapters that were read and are not loaded: their request
 class AdapterMemory:
     """Reads adapters, keeps them by digest, and lays them out for this rank's layers when a request needs them."""
 
-    def __init__(self, targets: TargetLayers, *, max_rank: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._targets, self._max_rank = targets, max_rank
-        self._dtype, self._device = dtype, device
+    def __init__(self, targets: TargetLayers, limits: AdapterLimits, device: torch.device) -> None:
+        self._targets, self._limits, self._device = targets, limits, device
         self._adapters: dict[str, Adapter] = {}  # by digest
         self._threads = ThreadPoolExecutor(READING_THREADS, thread_name_prefix="adapters")
         self._read_ahead: dict[str, Future[Adapter]] = {}  # by folder, the latest of each
 
     def start_reading(self, folder: str) -> Future[Adapter]:
         """Start to read and to check a PEFT folder in a thread; `load` takes what it finds."""
-        for other in [each for each, reading in self._read_ahead.items() if reading.done()][:-MAX_READ_AHEAD]:
-            del self._read_ahead[other]
+        self._forget_read_ahead()
         self._read_ahead.pop(folder, None)
-        reading = self._threads.submit(read_adapter, Path(folder), self._targets, self._max_rank, self._dtype)
+        reading = self._threads.submit(read_adapter, Path(folder), self._targets, self._limits)
         self._read_ahead[folder] = reading
         return reading
 
@@ -40,6 +39,17 @@ class AdapterMemory:
         adapter = reading.result()
         self._adapters[adapter.digest] = adapter
         return adapter
+
+    def _forget_read_ahead(self) -> None:
+        """Forget what was read first, so that no more adapters or bytes wait to be loaded than may."""
+        count, num_bytes, max_bytes = 0, 0, self._limits.max_bytes
+        for folder, reading in reversed(list(self._read_ahead.items())):
+            if not reading.done():
+                continue
+            count += 1
+            num_bytes += reading.result().num_bytes if reading.exception() is None else 0
+            if count > MAX_READ_AHEAD or (max_bytes is not None and num_bytes > max_bytes):
+                del self._read_ahead[folder]
 
     def drop(self, digest: str) -> None:
         """Forget an adapter that no request has any more; what a slot holds of it stays until the slot is reused."""
@@ -60,5 +70,17 @@ class AdapterMemory:
         for path, layer in decoder.adapted_layers().items():
             assert layer.adapters is not None, "use_adapters comes before"
             if path in terms or layer.adapters[slot]:
-                layer.adapters[slot] = list(layer.low_rank_parts(terms.get(path, ()), self._dtype, self._device))
+                layer.adapters[slot] = list(layer.low_rank_parts(terms.get(path, ()), self._limits.dtype, self._device))
         decoder.adapter_slots.adapters[slot] = digest
+
+    def empty_slots(self, decoder: Decoder, slots: Sequence[int]) -> None:
+        """Free the terms in slots that no request has; between two steps."""
+        assert isinstance(decoder, CausalDecoder), "others take no adapters"
+        assert decoder.adapter_slots is not None, "use_adapters comes before"
+        for slot in slots:
+            if decoder.adapter_slots.adapters[slot] is None:
+                continue
+            decoder.adapter_slots.adapters[slot] = None
+            for layer in decoder.adapted_layers().values():
+                assert layer.adapters is not None, "use_adapters comes before"
+                layer.adapters[slot] = []

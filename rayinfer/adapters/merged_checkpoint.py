@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import torch
 
-from rayinfer.adapters.adapter import Adapter, read_adapter
+from rayinfer.adapters.adapter import Adapter, AdapterLimits, read_adapter
 from rayinfer.adapters.target_layers import TargetLayer, TargetLayers
 from rayinfer.errors import AdapterRefused, ConfigError, ModelLoadError
 from rayinfer.layers.linear import LowRankTerm
@@ -66,7 +66,7 @@ def merge_adapter(
         raise ConfigError(f"{base} was written by rayinfer optimize: merge into the checkpoint it was made from")
     check_checkpoint(base)
     targets = TargetLayers(empty_decoder(base))
-    read = read_adapter(adapter, targets, MAX_RANK)
+    read = read_adapter(adapter, targets, AdapterLimits(max_rank=MAX_RANK))
     files = {file: read_safetensors_header(file) for file in weight_files(base)}
     merges = _merges(files, targets, read)
     num_bytes = sum(file.stat().st_size for file in files)

@@ -19,6 +19,7 @@ from rayinfer.engine.drafting.prompt_lookup import PromptLookup
 from rayinfer.engine.drafting.recent_answers import RecentAnswers
 from rayinfer.engine.image_encoding import build_image_encoder
 from rayinfer.engine.loop.engine import Engine
+from rayinfer.engine.loop.engine_adapters import HostAdapterLimits
 from rayinfer.engine.loop.schedule_recorder import ScheduleRecorder
 from rayinfer.engine.machine_store import check_store_settings, open_stored_blocks, open_transfers
 from rayinfer.engine.plan.executor import Executor
@@ -29,11 +30,12 @@ from rayinfer.engine.scheduling.kv_offload import KVOffload
 from rayinfer.engine.scheduling.request import Request
 from rayinfer.engine.scheduling.request_checks import checked_source
 from rayinfer.engine.scheduling.scheduler import Scheduler
+from rayinfer.engine.scheduling.slot_allocator import SlotAllocator
 from rayinfer.engine.scheduling.stored_prefixes import StoredPrefixes
 from rayinfer.engine.worker.cpu_kernels import use_cpu_kernels
 from rayinfer.engine.worker.draft_models.draft_checks import check_draft_model
 from rayinfer.engine.worker.images.image_encoder import ImageEncoder
-from rayinfer.engine.worker.resolved_config import describe_choice
+from rayinfer.engine.worker.resolved_config import ResolvedConfig, describe_choice
 from rayinfer.engine.worker.worker import Worker, build_worker
 from rayinfer.errors import ConfigError
 from rayinfer.kv_cache.block_manager import BlockManager
@@ -124,7 +126,7 @@ def _assemble(
         enable_prefix_caching=worker.caches_prefixes,
         offload=_offload(worker),
         stored_prefixes=stored_prefixes,
-        max_loras=config.num_adapter_slots,
+        adapters=SlotAllocator(config.num_adapter_slots, config.max_lora_bytes),
         max_concurrent_batches=executor.max_concurrent_batches,
         supports_async_scheduling=executor.supports_async_scheduling,
         **_drafting(worker, drafter),
@@ -155,7 +157,7 @@ def _assemble(
     if recorder is not None:
         parts |= {"recorder": recorder, "clock": recorder.clock}
     if seq2seq is None:
-        return Engine(**parts, seed=config.seed, max_cpu_loras=worker.num_adapters_in_memory)
+        return Engine(**parts, seed=config.seed, host_adapters=_host_adapters(config))
     return EncoderDecoderEngine(seq2seq=seq2seq, **parts, seed=config.seed)
 
 
@@ -214,6 +216,13 @@ def _of_blocks(model: ModelConfig, worker: Worker) -> dict[str, Any]:
     """Return what blocks depend on beside the settings, for their identity."""
     kernels = _kernels(any_device(), torch_dtype(worker.config.dtype, model))
     return {"longest_sequence": worker.longest_sequence, "kernels": kernels}
+
+
+def _host_adapters(config: ResolvedConfig) -> HostAdapterLimits | None:
+    if not config.enable_lora:
+        return None
+    max_adapters = config.max_loras if config.max_cpu_lora_bytes is None else None
+    return HostAdapterLimits(max_adapters=config.max_cpu_loras or max_adapters, max_bytes=config.max_cpu_lora_bytes)
 
 
 def _offload(worker: Worker) -> KVOffload | None:

@@ -87,7 +87,10 @@ ADAPTERS_INFO = of_engine(
 )
 ADAPTERS_RESIDENT = of_engine("gauge", "rayinfer_adapters_resident", "LoRA adapters in an engine's memory.")
 ADAPTERS_RESIDENT_BYTES = of_engine(
-    "gauge", "rayinfer_adapters_resident_bytes", "Bytes of the tensors of LoRA adapters in an engine's memory."
+    "gauge", "rayinfer_adapters_resident_bytes", "Bytes of the tensors of LoRA adapters in an engine's host memory."
+)
+ADAPTERS_SLOT_BYTES = of_engine(
+    "gauge", "rayinfer_adapters_slot_bytes", "Bytes of the LoRA adapters in an engine's slots, which steps can use."
 )
 ADAPTER_LOADS = of_engine(
     "counter", "rayinfer_adapter_loads", "LoRA adapters that an engine read from files, or refused.", "outcome"

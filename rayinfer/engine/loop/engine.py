@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
-from rayinfer.engine.loop.engine_adapters import EngineAdapters
+from rayinfer.engine.loop.engine_adapters import EngineAdapters, HostAdapterLimits
 from rayinfer.engine.loop.engine_images import EngineImages
 from rayinfer.engine.loop.engine_state import LifeCycle
 from rayinfer.engine.loop.request_needs import start_needs
@@ -57,7 +57,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         recorder: ScheduleRecorder | None = None,
         stored_blocks: StoredBlocks | None = None,
-        max_cpu_loras: int = 0,
+        host_adapters: HostAdapterLimits | None = None,
     ) -> None:
         self.description = description
         self.scheduler = scheduler
@@ -69,7 +69,7 @@ class Engine:
         self._recorder = recorder
         self._life = LifeCycle()
         slots = scheduler.batch.adapters
-        self._adapters = EngineAdapters(executor, max_cpu_loras, slots) if max_cpu_loras else None
+        self._adapters = None if host_adapters is None else EngineAdapters(executor, host_adapters, slots)
         self.stored_blocks = stored_blocks  # of the machine's store, with `kv_transfer`
         self.on_plan: Callable[[int], None] = lambda num_tokens: None  # called with the number of tokens of a step
         self.on_ready: Callable[[], None] = lambda: None  # steps wait for nothing but their own results

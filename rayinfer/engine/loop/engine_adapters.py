@@ -37,18 +37,32 @@ class _Reading:
         return waiting
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostAdapterLimits:
+    """What stays in host memory: so many adapters, of so many bytes as they were saved; None: no such limit."""
+
+    max_adapters: int | None = None
+    max_bytes: int | None = None
+
+    def allow(self, num_adapters: int, num_bytes: int) -> bool:
+        """Return whether so much may stay."""
+        has_place = self.max_adapters is None or num_adapters <= self.max_adapters
+        return has_place and (self.max_bytes is None or num_bytes <= self.max_bytes)
+
+
 class EngineAdapters:
-    """Adapters by digest; `max_in_memory` stay in host memory, and more while unfinished requests have them."""
+    """Adapters by digest; what `limits` allow stays in host memory, and more while unfinished requests have it."""
 
     def __init__(
         self,
         executor: Executor,
-        max_in_memory: int,
+        limits: HostAdapterLimits,
         slots: SlotAllocator,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._executor, self._max_in_memory, self._slots, self._clock = executor, max_in_memory, slots, clock
-        self._in_memory: dict[str, int] = {}  # bytes by digest, the least recently used first
+        self._executor, self._limits, self._slots, self._clock = executor, limits, slots, clock
+        self._in_memory: dict[str, AdapterFacts] = {}  # by digest, the least recently used first
+        self._num_bytes = 0  # of those
         self._names: dict[str, str] = {}  # that requests had last, by digest
         self._reading: dict[str, _Reading] = {}  # by digest, for requests that are yet to be added
         self._counts = AdapterStats(max_loras=slots.num_slots)
@@ -88,7 +102,7 @@ class EngineAdapters:
             raise
         self._counts.loads_total += 1
         self._counts.load_seconds_total += self._clock() - started_s
-        self._touch(facts.digest, facts.num_bytes)
+        self._touch(facts)
         return facts
 
     def use(self, adapter_id: str, folder: str) -> str:
@@ -96,7 +110,7 @@ class EngineAdapters:
         digest = digest_in(adapter_id)
         reading = self._reading.pop(digest, None)
         if digest in self._in_memory:
-            self._touch(digest, self._in_memory[digest])
+            self._touch(self._in_memory[digest])
         elif self.load(folder, None if reading is None else reading.started_s).digest != digest:
             raise AdapterRefused(f"{folder} has changed since adapter {adapter_id} was loaded: load it again")
         self._names[digest] = name_in(adapter_id)
@@ -110,7 +124,8 @@ class EngineAdapters:
             running=self._names_of(self._slots.running),
             waiting=self._waiting_names(),
             num_resident=len(self._in_memory),
-            resident_bytes=sum(self._in_memory.values()),
+            resident_bytes=self._num_bytes,
+            slot_bytes=self._slots.num_bytes,
             loads_total=self._counts.loads_total,
             failed_loads_total=self._counts.failed_loads_total,
             evictions_total=self._counts.evictions_total,
@@ -136,16 +151,20 @@ class EngineAdapters:
     def _names_of(self, digests: Sequence[str]) -> list[str]:
         return sorted(self._names[digest] for digest in digests[:MAX_REPORTED_NAMES])
 
-    def _touch(self, digest: str, num_bytes: int) -> None:
+    def _touch(self, facts: AdapterFacts) -> None:
         """Make this one the last to be evicted, and evict what is too much and not in use."""
-        self._in_memory.pop(digest, None)
-        self._in_memory[digest] = num_bytes
-        if len(self._in_memory) <= self._max_in_memory:
+        if self._in_memory.pop(facts.digest, None) is None:
+            self._num_bytes += facts.num_bytes
+        self._in_memory[facts.digest] = facts
+        self._slots.record_size(facts.digest, facts.slot_bytes)
+        if self._limits.allow(len(self._in_memory), self._num_bytes):
             return
-        kept = {digest} | self._slots.unfinished
+        kept = {facts.digest} | self._slots.unfinished
         for other in [each for each in self._in_memory if each not in kept]:
-            if len(self._in_memory) > self._max_in_memory:
-                del self._in_memory[other]
-                self._names.pop(other, None)
-                self._executor.drop_adapter(other)
-                self._counts.evictions_total += 1
+            if self._limits.allow(len(self._in_memory), self._num_bytes):
+                break
+            self._num_bytes -= self._in_memory.pop(other).num_bytes
+            self._names.pop(other, None)
+            self._slots.forget_size(other)
+            self._executor.drop_adapter(other)
+            self._counts.evictions_total += 1

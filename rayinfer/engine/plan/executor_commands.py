@@ -22,7 +22,8 @@ class AdapterFacts(msgspec.Struct, tag="adapter", array_like=True, frozen=True):
 
     digest: str
     rank: int
-    num_bytes: int
+    num_bytes: int  # as they were saved
+    slot_bytes: int  # in the model's type, of all ranks
 
 
 class SleepLevel(IntEnum):

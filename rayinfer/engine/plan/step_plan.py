@@ -65,6 +65,7 @@ class StepPlan(msgspec.Struct, tag="plan", array_like=True, frozen=True, kw_only
     block_tables: Int32Matrix  # [num_requests, max_blocks]
     samples: BoolArray  # [num_requests], whether the request gets a new token
     new_requests: tuple[NewRequestData, ...] = ()
+    emptied_adapter_slots: tuple[int, ...] = ()  # whose terms are freed, before those of `new_requests` are put
     # [num_requests], whether its last token here is the one that its row sampled last, which was still in flight
     # when this was planned; None where all tokens are known. Its entry in token_ids is unused.
     uses_last_sampled: BoolArray | None = None
@@ -123,6 +124,7 @@ class StepPlan(msgspec.Struct, tag="plan", array_like=True, frozen=True, kw_only
             block_tables=self.block_tables[requests],
             samples=self.samples[requests],
             new_requests=tuple(new_request for new_request in self.new_requests if new_request.row in rows),
+            emptied_adapter_slots=(),  # done when the step began
             uses_last_sampled=None if self.uses_last_sampled is None else self.uses_last_sampled[requests],
             num_drafts=None if self.num_drafts is None else self.num_drafts[requests],
             window_tables=None if self.window_tables is None else self.window_tables[requests],

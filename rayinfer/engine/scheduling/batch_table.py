@@ -191,7 +191,9 @@ class BatchTable:
         tokens: Int32Array = self.token_ids[row, : self.num_tokens[row]].copy()
         return tokens
 
-    def assemble(self, *, step: int, new_requests: tuple[NewRequestData, ...]) -> StepPlan:
+    def assemble(
+        self, *, step: int, new_requests: tuple[NewRequestData, ...], emptied_adapter_slots: tuple[int, ...] = ()
+    ) -> StepPlan:
         """Gather the scheduled tokens of all rows into one plan."""
         rows, num_tokens = self.scheduled_rows, int(self.num_scheduled.sum())
         computed = self.expected_computed[rows]
@@ -228,6 +230,7 @@ class BatchTable:
             block_tables=self.block_tables[rows, :max_blocks],
             samples=samples,
             new_requests=new_requests,
+            emptied_adapter_slots=emptied_adapter_slots,
             uses_last_sampled=uses_last_sampled,
             num_drafts=num_drafts,
         )

@@ -37,7 +37,7 @@ class RunningBatch:
         enable_prefix_caching: bool,
         offload: KVOffload | None = None,
         stored_prefixes: StoredPrefixes | None = None,
-        max_loras: int = 0,
+        adapters: SlotAllocator | None = None,
         windows: RowWindows | None = None,
     ) -> None:
         self.table = table
@@ -49,7 +49,7 @@ class RunningBatch:
         self._offload = offload
         self.windows = windows  # None where all layers are of one kind
         self._stored_prefixes = stored_prefixes
-        self.adapters = SlotAllocator(max_loras)
+        self.adapters = SlotAllocator(0) if adapters is None else adapters
         self._num_offered_blocks = np.zeros(table.num_rows, np.int64)  # by row: to the machine's store
         self.priorities: Counter[int] = Counter()  # running requests of each
         # By stored block: a request has sampled from finite logits with it, so it is finite too.
@@ -147,9 +147,13 @@ class RunningBatch:
     def assemble(self, *, step: int, new_requests: tuple[NewRequestData, ...]) -> StepPlan:
         """Gather the scheduled tokens of all rows into one plan, with window pages for what it writes."""
         if self.windows is None:
-            return self.table.assemble(step=step, new_requests=new_requests)
+            return self._assemble(step, new_requests)
         self.windows.allocate_for_step()
-        return self.windows.add_tables(self.table.assemble(step=step, new_requests=new_requests))
+        return self.windows.add_tables(self._assemble(step, new_requests))
+
+    def _assemble(self, step: int, new_requests: tuple[NewRequestData, ...]) -> StepPlan:
+        emptied_slots = self.adapters.take_emptied_slots()
+        return self.table.assemble(step=step, new_requests=new_requests, emptied_adapter_slots=emptied_slots)
 
     def store_written_blocks(self, rows: Int64Array, has_sampled: BoolArray) -> list[Request]:
         """Store the rows' newly full blocks in the prefix cache; returns the requests that waited for them.

@@ -24,6 +24,7 @@ from rayinfer.engine.scheduling.output_processor import OutputProcessor, final_d
 from rayinfer.engine.scheduling.request import Request
 from rayinfer.engine.scheduling.row_windows import row_windows
 from rayinfer.engine.scheduling.running_batch import RunningBatch
+from rayinfer.engine.scheduling.slot_allocator import SlotAllocator
 from rayinfer.engine.scheduling.step_deltas import add_prompt_logprobs, trace_prefill_chunks
 from rayinfer.engine.scheduling.step_outcome import are_nonfinite, num_computed
 from rayinfer.engine.scheduling.stored_prefixes import StoredPrefixes
@@ -64,7 +65,7 @@ class Scheduler:
         drafter: Drafter | None = None,
         speculation: Speculation = "off",
         recent_answers: RecentAnswers | None = None,
-        max_loras: int = 0,
+        adapters: SlotAllocator | None = None,
     ) -> None:
         block_size = block_manager.block_size
         # No more rows than tokens in a step: every decoding request has its token in every step.
@@ -78,7 +79,7 @@ class Scheduler:
             enable_prefix_caching=enable_prefix_caching,
             offload=offload,
             stored_prefixes=stored_prefixes,
-            max_loras=max_loras,
+            adapters=adapters,
             windows=row_windows(self._table, block_manager, max_num_batched_tokens * max_concurrent_batches),
         )
         waiting = WaitingQueue(ageing_s=AGEING_S, block_size=block_size)

@@ -4,11 +4,19 @@ from collections import Counter
 
 
 class SlotAllocator:
-    """Gives running requests the slot of their adapter; one that no running request has is reused, the oldest first."""
+    """Gives running requests the slot of their adapter; one that no running request has is reused, the oldest first.
 
-    def __init__(self, num_slots: int) -> None:
-        self._num_slots = num_slots
+    With `max_bytes` the adapters in slots have no more bytes than that together: those of running requests stay, others
+    leave, and a request that still does not fit waits. An adapter that would not fit alone is refused when it is read.
+    """
+
+    def __init__(self, num_slots: int, max_bytes: int | None = None) -> None:
+        self._num_slots, self._max_bytes = num_slots, max_bytes
         self._slots: dict[str, int] = {}  # by adapter, the least recently used first
+        self._free_slots = list(range(num_slots))[::-1]
+        self._has_emptied = False  # since they were taken
+        self._sizes: dict[str, int] = {}  # bytes of adapters in host memory, in slots and of unfinished requests
+        self.num_bytes = 0  # of the adapters in slots
         self._num_users: Counter[str] = Counter()  # running requests of each
         self._num_unfinished: Counter[str] = Counter()  # requests of each that run or wait
 
@@ -16,6 +24,15 @@ class SlotAllocator:
     def num_slots(self) -> int:
         """Adapters that running requests may have together."""
         return self._num_slots
+
+    def record_size(self, adapter: str, num_bytes: int) -> None:
+        """Record the bytes that an adapter needs, before its requests arrive."""
+        self._sizes[adapter] = num_bytes
+
+    def forget_size(self, adapter: str) -> None:
+        """Forget an adapter that has left host memory, unless it is in a slot."""
+        if adapter not in self._slots:
+            self._sizes.pop(adapter, None)
 
     def record_arrival(self, adapter: str | None) -> None:
         """Record a request that begins to wait for its first slot."""
@@ -29,9 +46,11 @@ class SlotAllocator:
 
     def has_room_for(self, adapter: str | None) -> bool:
         """Return whether a request with this adapter may run."""
-        if adapter is None or adapter in self._slots or len(self._slots) < self._num_slots:
+        if adapter is None or adapter in self._slots:
             return True
-        return len(self._num_users) < self._num_slots
+        if len(self._num_users) == self._num_slots:
+            return False
+        return self._max_bytes is None or self._bytes_in_use() + self._sizes[adapter] <= self._max_bytes
 
     def allocate(self, adapter: str | None) -> int | None:
         """Return the adapter's slot for one more running request; None for a request without an adapter."""
@@ -39,13 +58,23 @@ class SlotAllocator:
             return None
         slot = self._slots.pop(adapter, None)
         if slot is None:
-            slot = len(self._slots)
-            if slot == self._num_slots:
-                unused = next(each for each in self._slots if each not in self._num_users)
-                slot = self._slots.pop(unused)
+            num_bytes = self._sizes.get(adapter, 0)
+            while not self._free_slots or (
+                self._max_bytes is not None and self.num_bytes + num_bytes > self._max_bytes
+            ):
+                self._empty_oldest()
+            slot = self._free_slots.pop()
+            self.num_bytes += num_bytes
         self._slots[adapter] = slot
         self._num_users[adapter] += 1
         return slot
+
+    def take_emptied_slots(self) -> tuple[int, ...]:
+        """Return the slots that have no adapter any more, if there are new ones."""
+        if not self._has_emptied:
+            return ()
+        self._has_emptied = False
+        return tuple(self._free_slots)
 
     def free(self, adapter: str | None) -> None:
         """Take back what `allocate` gave a request; its adapter stays in the slot until another needs it."""
@@ -68,6 +97,18 @@ class SlotAllocator:
     def unfinished(self) -> frozenset[str]:
         """The adapters of all requests that run or wait."""
         return frozenset(self._num_unfinished)
+
+    def _bytes_in_use(self) -> int:
+        return sum(self._sizes[each] for each in self._num_users)
+
+    def _empty_oldest(self) -> None:
+        """Take the slot of the adapter that no running request has for longest."""
+        unused = next(each for each in self._slots if each not in self._num_users)
+        self._free_slots.append(self._slots.pop(unused))
+        self._has_emptied = True
+        self.num_bytes -= self._sizes.get(unused, 0)
+        if unused not in self._num_unfinished:
+            self._sizes.pop(unused, None)
 
 
 def _remove_one(counts: Counter[str], adapter: str) -> None:

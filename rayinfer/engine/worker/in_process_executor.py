@@ -57,7 +57,7 @@ class InProcessExecutor:
         """Keep what was read, or read it."""
         assert self._adapters is not None, "an engine without adapters"
         adapter = self._adapters.load(folder)
-        return AdapterFacts(adapter.digest, adapter.rank, adapter.num_bytes)
+        return AdapterFacts(adapter.digest, adapter.rank, adapter.num_bytes, adapter.slot_bytes)
 
     def drop_adapter(self, digest: str) -> None:
         """Forget it."""

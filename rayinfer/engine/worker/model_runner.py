@@ -77,6 +77,10 @@ class ModelRunner:
 
     def submit(self, plan: StepPlan) -> StepHandle:
         """Compute the step, or on a GPU start it; raises errors that are known by then."""
+        if plan.emptied_adapter_slots:
+            assert self.adapters is not None, "an engine without adapters"
+            assert self.decoder is not None, "a step without a model"
+            self.adapters.empty_slots(self.decoder, plan.emptied_adapter_slots)
         for new_request in plan.new_requests:
             self._add_row(new_request)
         with torch.inference_mode():

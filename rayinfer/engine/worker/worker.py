@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import rayinfer_kernels
+from rayinfer.adapters.adapter import AdapterLimits
 from rayinfer.adapters.adapter_memory import AdapterMemory
 from rayinfer.adapters.target_layers import TargetLayers
 from rayinfer.config import EngineConfig
@@ -112,11 +113,6 @@ class Worker(ABC):
         return self.config.enable_prefix_caching
 
     @property
-    def num_adapters_in_memory(self) -> int:
-        """Adapters that stay in host memory; 0 where requests may have none."""
-        return (self.config.max_cpu_loras or self.config.max_loras) if self.config.enable_lora else 0
-
-    @property
     def supports_drafts(self) -> bool:
         """Whether a step may verify drafts."""
         return not self.no_drafts_because
@@ -190,8 +186,14 @@ class Worker(ABC):
     def _new_adapter_memory(self) -> AdapterMemory | None:
         if not self.config.enable_lora:
             return None
-        targets, max_rank = TargetLayers(empty_decoder(self.folder)), self.config.max_lora_rank
-        return AdapterMemory(targets, max_rank=max_rank, dtype=self._dtype, device=self._device)
+        config = self.config
+        limits = AdapterLimits(
+            max_rank=config.max_lora_rank,
+            max_bytes=config.max_cpu_lora_bytes,
+            max_slot_bytes=config.max_lora_bytes,
+            dtype=self._dtype,
+        )
+        return AdapterMemory(TargetLayers(empty_decoder(self.folder)), limits, self._device)
 
     def _load_draft_model(self) -> DraftWeights | EagleWeights | None:
         if self.config.draft_model is None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rayinfer.engine.drafting.drafter import Drafter
 from rayinfer.engine.drafting.recent_answers import RecentAnswers
 from rayinfer.engine.loop.engine import Engine
+from rayinfer.engine.loop.engine_adapters import HostAdapterLimits
 from rayinfer.engine.plan.executor_commands import AdapterFacts, BlockCopy, SleepLevel
 from rayinfer.engine.plan.step_plan import (
     Int32Array,
@@ -27,6 +28,7 @@ from rayinfer.engine.plan.step_plan import (
 )
 from rayinfer.engine.scheduling.kv_offload import KVOffload
 from rayinfer.engine.scheduling.scheduler import Scheduler
+from rayinfer.engine.scheduling.slot_allocator import SlotAllocator
 from rayinfer.engine.scheduling.stored_prefixes import StoredPrefixes
 from rayinfer.engine.worker.images.image_encoder import ImageEncoder
 from rayinfer.errors import EngineDead
@@ -120,7 +122,7 @@ class FakeExecutor:
         """Read an adapter whose content is its folder's name."""
         if folder in self.reading:
             self.reading.pop(folder).result(timeout=0)
-        return AdapterFacts(digest=folder, rank=1, num_bytes=1)
+        return AdapterFacts(digest=folder, rank=1, num_bytes=1, slot_bytes=1)
 
     def drop_adapter(self, digest: str) -> None:
         """Forget an adapter."""
@@ -453,7 +455,7 @@ def drive(
         drafter=drafter,
         speculation=speculation,
         recent_answers=recent_answers,
-        max_loras=max_num_seqs,
+        adapters=SlotAllocator(max_num_seqs),
     )
     executor.name_of_row = scheduler.request_id_at
     description = ModelDescription(
@@ -472,7 +474,7 @@ def drive(
         grammars=grammars,
         images=images,
         clock=clock,
-        max_cpu_loras=max_num_seqs,
+        host_adapters=HostAdapterLimits(max_adapters=max_num_seqs),
     )
     return Driven(engine, executor, scheduler, clock, budget=budget)
 

@@ -1,28 +1,31 @@
 """PEFT folders: what is read, and what is refused with the name of the tensor."""
 
+import gc
 import json
 import os
 import shutil
 import struct
 import time
+import weakref
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from rayinfer.adapters.adapter import read_adapter
+from rayinfer.adapters.adapter import AdapterLimits, read_adapter
 from rayinfer.adapters.adapter_memory import AdapterMemory
 from rayinfer.adapters.module_patterns import PatternMatcher
 from rayinfer.adapters.target_layers import TargetLayers
 from rayinfer.errors import AdapterRefused, ConfigError
 from rayinfer.kv_cache.adapter_id import folder_digest
-from rayinfer.models.loader import empty_decoder
+from rayinfer.models.loader import empty_decoder, load_decoder
 from support.tiny_models.tiny_adapters import WEIGHTS, make_adapter, save_adapter
 from support.tiny_models.tiny_architectures import DECODERS, ENCODER_DECODERS
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
 from support.tiny_models.tiny_qwen_vision import make_tiny_qwen_vision_model
 
 Q_AND_V = r".*\.(q_proj|v_proj)"
+LIMITS = AdapterLimits(max_rank=4)
 Q_OF_LAYER_0 = "base_model.model.model.layers.0.self_attn.q_proj"
 
 
@@ -63,9 +66,9 @@ def change_header(folder, change):
     return folder
 
 
-def check_refused(folder, targets, *words, max_rank=16):
+def check_refused(folder, targets, *words, **limits):
     with pytest.raises(AdapterRefused) as refusal:
-        read_adapter(folder, targets, max_rank)
+        read_adapter(folder, targets, AdapterLimits(**{"max_rank": 16} | limits))
     for word in words:
         assert word in str(refusal.value), refusal.value
     assert "\n" not in str(refusal.value)
@@ -76,7 +79,7 @@ def test_terms_have_the_rank_and_the_scale_of_their_patterns(model, targets, tmp
     folder = make_adapter(
         *(tmp_path, model), pattern=Q_AND_V, rank=4, alpha=8, ranks={"v_proj": 2}, alpha_pattern={"layers.1.*": 3.0}
     )
-    adapter = read_adapter(folder, targets, 4)
+    adapter = read_adapter(folder, targets, LIMITS)
     assert adapter.rank == 4
     by_layer = {
         path: [(term.outputs, term.scale, len(term.a)) for term in terms] for path, terms in adapter.terms.items()
@@ -85,7 +88,7 @@ def test_terms_have_the_rank_and_the_scale_of_their_patterns(model, targets, tmp
         "model.layers.0.self_attn.qkv_proj": [(range(32), 2.0, 4), (range(48, 64), 4.0, 2)],
         "model.layers.1.self_attn.qkv_proj": [(range(32), 0.75, 4), (range(48, 64), 1.5, 2)],
     }
-    root = read_adapter(change_settings(folder, use_rslora=True, alpha_pattern={}), targets, 4)
+    root = read_adapter(change_settings(folder, use_rslora=True, alpha_pattern={}), targets, LIMITS)
     assert root.terms["model.layers.0.self_attn.qkv_proj"][0].scale == 4.0
 
 
@@ -99,12 +102,12 @@ def test_terms_have_the_rank_and_the_scale_of_their_patterns(model, targets, tmp
     ids=str,
 )
 def test_target_modules_are_names_or_a_pattern(adapter, targets, names):
-    read_adapter(change_settings(adapter, target_modules=names), targets, 4)
+    read_adapter(change_settings(adapter, target_modules=names), targets, LIMITS)
 
 
 def test_all_linear_means_all_layers_but_the_head(model, targets, tmp_path):
     folder = make_adapter(tmp_path, model, target_modules="all-linear")
-    assert len(read_adapter(folder, targets, 4).terms) == 8  # two layers of qkv, o, gate and up, down
+    assert len(read_adapter(folder, targets, LIMITS).terms) == 8  # two layers of qkv, o, gate and up, down
     check_refused(
         *(change_tensors(folder, lambda tensors: tensors.pop(f"{Q_OF_LAYER_0}.lora_A.weight")), targets),
         *(f"{Q_OF_LAYER_0}.lora_A.weight", "missing"),
@@ -114,17 +117,17 @@ def test_all_linear_means_all_layers_but_the_head(model, targets, tmp_path):
 def test_layers_to_transform_and_excluded_modules_may_lack_tensors(model, targets, tmp_path):
     folder = make_adapter(tmp_path, model, pattern=r".*\.1\..*\.q_proj", target_modules=["q_proj"])
     check_refused(folder, targets, "layers.0.self_attn.q_proj.lora_A.weight", "missing")
-    read_adapter(change_settings(folder, layers_to_transform=[1]), targets, 4)
+    read_adapter(change_settings(folder, layers_to_transform=[1]), targets, LIMITS)
     check_refused(change_settings(folder, layers_to_transform=[]), targets, "layers.0", "missing")  # [] are all
-    read_adapter(change_settings(folder, layers_to_transform=None, exclude_modules=r".*\.0\..*"), targets, 4)
+    read_adapter(change_settings(folder, layers_to_transform=None, exclude_modules=r".*\.0\..*"), targets, LIMITS)
 
 
 def test_equal_contents_have_one_digest_and_others_another(adapter, model, targets, tmp_path):
     copied = shutil.copytree(adapter, tmp_path / "copy")
     other = make_adapter(tmp_path / "other", model, pattern=Q_AND_V, seed=1)
-    digests = [read_adapter(folder, targets, 4).digest for folder in (adapter, copied, other)]
+    digests = [read_adapter(folder, targets, LIMITS).digest for folder in (adapter, copied, other)]
     assert digests[0] == digests[1] != digests[2]
-    assert read_adapter(change_settings(copied, lora_alpha=7.0), targets, 4).digest != digests[0]
+    assert read_adapter(change_settings(copied, lora_alpha=7.0), targets, LIMITS).digest != digests[0]
 
 
 @pytest.mark.parametrize("name", ["target_modules", "exclude_modules", "rank_pattern", "alpha_pattern"])
@@ -301,13 +304,59 @@ def test_numbers_beyond_the_types_of_the_model_are_refused_by_name(adapter, targ
     name = f"{Q_OF_LAYER_0}.lora_A.weight"
     change_tensors(adapter, lambda tensors: tensors[name].fill_(3.4e38))
     for dtype in (torch.float32, torch.bfloat16):
-        memory = AdapterMemory(targets, max_rank=4, dtype=dtype, device=torch.device("cpu"))
+        memory = AdapterMemory(targets, AdapterLimits(max_rank=4, dtype=dtype), torch.device("cpu"))
         if dtype == torch.float32:
             memory.load(str(adapter))
         else:
             with pytest.raises(AdapterRefused, match=rf"{name} holds numbers that are not finite in .* bfloat16"):
                 memory.load(str(adapter))
         memory.close()
+
+
+def test_adapters_above_the_limits_of_bytes_are_refused_and_say_what_they_need(adapter, targets):
+    num_bytes = sum(tensor.nbytes for tensor in load_file(adapter / WEIGHTS).values())  # float32
+    fitting = AdapterLimits(max_rank=4, max_bytes=num_bytes, max_slot_bytes=num_bytes // 2, dtype=torch.bfloat16)
+    read = read_adapter(adapter, targets, fitting)
+    assert (read.num_bytes, read.slot_bytes) == (num_bytes, num_bytes // 2)
+    words = f"{WEIGHTS}: tensors of {num_bytes} bytes", f"above max_cpu_lora_bytes {num_bytes - 1}"
+    check_refused(adapter, targets, *words, max_bytes=num_bytes - 1)
+    words = f"{WEIGHTS}: tensors of {num_bytes // 2} bytes in bfloat16", f"above max_lora_bytes {num_bytes // 2 - 1}"
+    check_refused(adapter, targets, *words, max_slot_bytes=num_bytes // 2 - 1, dtype=torch.bfloat16)
+
+
+def test_what_was_read_ahead_and_never_loaded_leaves_memory(adapter, model, targets):
+    """The bytes that wait to be loaded are limited as those that were loaded are."""
+    others = [make_adapter(adapter.with_name(f"other{seed}"), model, pattern=Q_AND_V, seed=seed) for seed in range(5)]
+    num_bytes = read_adapter(adapter, targets, LIMITS).num_bytes
+    memory = AdapterMemory(targets, AdapterLimits(max_rank=4, max_bytes=2 * num_bytes), torch.device("cpu"))
+    left = []
+    for folder in others:
+        terms = memory.start_reading(str(folder)).result().terms
+        left.append(weakref.ref(next(iter(terms.values()))[0].a))
+        del terms
+    gc.collect()
+    assert [each() is None for each in left] == [True, True, False, False, False]  # the last is not counted yet
+    memory.close()
+
+
+def test_an_emptied_slot_holds_no_terms_and_is_filled_again(adapter, model, targets):
+    decoder = load_decoder(model, torch.float32, torch.device("cpu"))
+    decoder.use_adapters(2)
+    memory = AdapterMemory(targets, LIMITS, torch.device("cpu"))
+    digest = memory.load(str(adapter)).digest
+
+    def parts():
+        return [[len(layer.adapters[slot]) for layer in decoder.adapted_layers().values()] for slot in range(2)]
+
+    for slot in range(2):
+        memory.fill_slot(decoder, slot, digest)
+    filled, other = parts()
+    assert sum(filled) == 4
+    memory.empty_slots(decoder, [1, 1])
+    assert parts() == [filled, [0] * len(other)]
+    memory.fill_slot(decoder, 1, digest)
+    assert parts() == [filled, other]
+    memory.close()
 
 
 def test_a_file_that_is_replaced_while_it_is_read_is_read_to_its_end(adapter, model, targets):
@@ -322,7 +371,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_read_to_its_end(adapter, mo
                 (other / WEIGHTS).replace(adapter / WEIGHTS)
             return getattr(targets, name)
 
-    assert read_adapter(adapter, Replacing(), 4).digest == digest
+    assert read_adapter(adapter, Replacing(), LIMITS).digest == digest
     assert not (other / WEIGHTS).exists()
 
 
@@ -342,7 +391,7 @@ def test_patterns_are_matched_with_the_names_that_peft_had_for_layers(tmp_path):
 
     names = rf"{own}\.\d\.self_attn\.[qv]_proj"
     read = read_adapter(
-        save("scales", target_modules=names, alpha_pattern={f"{own}.0.self_attn.q_proj": 64}), targets, 4
+        save("scales", target_modules=names, alpha_pattern={f"{own}.0.self_attn.q_proj": 64}), targets, LIMITS
     )
     scales = {path: [term.scale for term in terms] for path, terms in read.terms.items()}
     assert list(scales.values()) == [[16.0, 2.0], [2.0, 2.0]]

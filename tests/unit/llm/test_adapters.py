@@ -65,6 +65,8 @@ def test_every_request_of_a_mixed_batch_has_the_bits_that_it_has_alone(folder, a
         {"num_kv_blocks": 14, "max_num_seqs": 6, "kv_offload_bytes": 1 << 20},
         {"max_loras": 1},
         {"max_loras": 2, "max_cpu_loras": 2, "max_num_seqs": 3},
+        {"max_lora_bytes": 34_000},
+        {"max_cpu_lora_bytes": 34_000, "max_num_seqs": 2},
     ],
     ids=str,
 )

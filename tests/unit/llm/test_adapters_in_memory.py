@@ -42,6 +42,54 @@ def test_the_engine_counts_loads_evictions_and_bytes_and_names_what_its_requests
             llm.generate([[9]], PARAMS, lora_request=LoRARequest("d", 4, str(tmp_path)), use_tqdm=False)
         stats = llm.stats.adapters
     assert (stats.running, stats.waiting) == ([], [])
-    assert (stats.num_resident, stats.resident_bytes) == (2, 2 * num_bytes)
+    assert (stats.num_resident, stats.resident_bytes, stats.slot_bytes) == (2, 2 * num_bytes, num_bytes)
     assert (stats.loads_total, stats.evictions_total, stats.failed_loads_total) == (3, 1, 1)
     assert stats.load_seconds_total > 0
+
+
+def adapters_of_several_sizes(folder, tmp_path):
+    paths = [make_adapter(tmp_path / str(rank), folder, rank=rank, seed=rank) for rank in (1, 2, 4)]
+    sizes = [sum(each.nbytes for each in load_file(path / "adapter_model.safetensors").values()) for path in paths]
+    return [LoRARequest(str(number), number, str(path)) for number, path in enumerate(paths)], sizes
+
+
+def test_adapters_leave_host_memory_by_their_bytes_and_slots_by_theirs(folder, tmp_path):
+    adapters, sizes = adapters_of_several_sizes(folder, tmp_path)
+    settings = {"block_size": 8, "num_kv_blocks": 96, "enable_lora": True, "dtype": "float32"}
+    with LLM(str(folder), **settings, max_cpu_lora_bytes=sizes[2] + sizes[0]) as llm:
+        seen = []
+        for number in (0, 1, 0, 2, 1):
+            llm.generate([[9, 8, 7]], PARAMS, lora_request=adapters[number], use_tqdm=False)
+            stats = llm.stats.adapters
+            seen.append((stats.resident_bytes, stats.loads_total, stats.evictions_total))
+    first, second, third = sizes
+    assert seen == [
+        (first, 1, 0),
+        (first + second, 2, 0),
+        (first + second, 2, 0),
+        (first + third, 3, 1),
+        (second, 4, 3),
+    ]
+    with LLM(str(folder), **settings, max_lora_bytes=sizes[0] + sizes[1]) as llm:
+        for number in (0, 1, 1, 0):
+            llm.add_request([9, 8, 7], PARAMS, lora_request=adapters[number])
+        llm.step()
+        assert llm.stats.adapters.slot_bytes == first + second
+        with pytest.raises(AdapterRefused, match=f"{third} bytes in float32 are above max_lora_bytes"):
+            llm.generate([[9]], PARAMS, lora_request=adapters[2], use_tqdm=False)
+        while llm.has_unfinished_requests():
+            llm.step()
+
+
+def test_a_request_waits_for_the_bytes_of_its_adapter_and_then_empties_the_slots_it_needs(folder, tmp_path):
+    adapters, sizes = adapters_of_several_sizes(folder, tmp_path)
+    settings = {"block_size": 8, "num_kv_blocks": 96, "enable_lora": True, "dtype": "float32"}
+    with LLM(str(folder), **settings, max_lora_bytes=sizes[2]) as llm:
+        for adapter in adapters:
+            llm.add_request([9, 8, 7], PARAMS, lora_request=adapter)
+        llm.step()
+        stats = llm.stats.adapters
+        assert (stats.running, stats.waiting, stats.slot_bytes) == (["0", "1"], ["2"], sizes[0] + sizes[1])
+        while llm.has_unfinished_requests():
+            llm.step()
+        assert llm.stats.adapters.slot_bytes == sizes[2]

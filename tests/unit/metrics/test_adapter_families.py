@@ -29,6 +29,7 @@ def test_engines_report_their_adapters_under_the_name_of_vllm():
         waiting=["c"],
         num_resident=3,
         resident_bytes=300,
+        slot_bytes=100,
         loads_total=7,
         failed_loads_total=1,
         evictions_total=4,
@@ -40,6 +41,7 @@ def test_engines_report_their_adapters_under_the_name_of_vllm():
     assert 0 <= time.time() - seen["vllm:lora_requests_info", labels] < 60
     assert seen["rayinfer_adapters_resident", ()] == 3
     assert seen["rayinfer_adapters_resident_bytes", ()] == 300
+    assert seen["rayinfer_adapters_slot_bytes", ()] == 100
     assert seen["rayinfer_adapter_loads_total", (("outcome", "loaded"),)] == 7
     assert seen["rayinfer_adapter_loads_total", (("outcome", "refused"),)] == 1
     assert seen["rayinfer_adapter_evictions_total", ()] == 4

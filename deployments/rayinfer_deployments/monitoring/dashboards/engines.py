@@ -151,13 +151,16 @@ ADAPTER_ROW = Row(
         ),
         Panel(
             title="Memory of adapters",
-            description="Bytes of the tensors of these adapters.",
+            description="Bytes of the tensors of these adapters in host memory, and of those that steps can use.",
             unit="bytes",
-            queries=[Query(DASHBOARD.total(metric_list.ADAPTERS_RESIDENT_BYTES, ENGINE), LEGEND)],
+            queries=[
+                Query(DASHBOARD.total(metric_list.ADAPTERS_RESIDENT_BYTES, ENGINE), LEGEND),
+                Query(DASHBOARD.total(metric_list.ADAPTERS_SLOT_BYTES, ENGINE), LEGEND + " slots"),
+            ],
         ),
         Panel(
             title="Loaded and evicted adapters",
-            description="Adapters read from files, and those that made room: many of both ask for max_cpu_loras.",
+            description="Adapters read from files, and those that made room: many of both ask for max_cpu_lora_bytes.",
             unit="suffix: /s",
             queries=[
                 Query(DASHBOARD.rate(metric_list.ADAPTER_LOADS, [*ENGINE, "outcome"]), LEGEND + " {{outcome}}"),

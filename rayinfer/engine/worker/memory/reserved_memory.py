@@ -23,6 +23,8 @@ def reserved_memory_bytes(
     if has_graphs:
         max_blocks = -(-longest_sequence // config.block_size)
         reserved += graph_memory_bytes(model, config.max_cudagraph_capture_size, max_blocks, config.block_size)
+    if config.enable_lora and config.max_lora_bytes is not None:
+        reserved += config.max_lora_bytes
     return reserved
 
 

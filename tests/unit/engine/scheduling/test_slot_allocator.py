@@ -1,3 +1,6 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
 from rayinfer.engine.scheduling.slot_allocator import SlotAllocator
 
 
@@ -47,3 +50,87 @@ def test_adapters_wait_while_a_request_of_theirs_does_not_run():
     slots.record_end("a")
     slots.record_end("b")
     assert (slots.waiting, slots.unfinished) == ([], {"a"})
+
+
+def sized(max_bytes, num_slots=4, **sizes):
+    slots = SlotAllocator(num_slots, max_bytes)
+    for adapter, num_bytes in sizes.items():
+        slots.record_size(adapter, num_bytes)
+    return slots
+
+
+def test_requests_wait_while_the_adapters_of_running_ones_leave_too_few_bytes():
+    slots = sized(10, a=6, b=4, c=1)
+    for adapter in ("a", "b", "a"):
+        assert slots.has_room_for(adapter)
+        slots.allocate(adapter)
+    assert slots.num_bytes == 10
+    assert slots.has_room_for("a")
+    assert not slots.has_room_for("c")
+    slots.free("a")
+    assert not slots.has_room_for("c")
+    slots.free("a")
+    assert slots.has_room_for("c")
+
+
+def test_an_adapter_takes_the_bytes_of_as_many_unused_ones_as_it_needs_the_oldest_first():
+    slots = sized(10, a=3, b=3, c=3, d=5)
+    for adapter in ("a", "b", "c"):
+        slots.allocate(adapter)
+        slots.free(adapter)
+    slots.allocate("b")
+    assert slots.has_room_for("d")
+    assert slots.allocate("d") == 2  # that of "c"
+    assert slots.num_bytes == 8
+    assert slots.take_emptied_slots() == (3, 0)
+    assert slots.take_emptied_slots() == ()
+    assert slots.allocate("b") == 1
+
+
+def test_a_slot_that_is_taken_again_before_it_is_emptied_is_not_emptied():
+    slots = sized(10, a=5, b=5, c=10, d=1)
+    for adapter in ("a", "b", "c"):
+        slots.allocate(adapter)
+        slots.free(adapter)
+    assert slots.allocate("d") == 1
+    assert slots.take_emptied_slots() == (3, 2, 0)
+
+
+def test_sizes_of_adapters_that_are_neither_in_memory_nor_in_a_slot_are_forgotten():
+    slots = sized(10, a=6, b=6)
+    slots.record_arrival("a")
+    slots.allocate("a")
+    slots.free("a")
+    slots.record_end("a")
+    slots.forget_size("a")  # it has left host memory, but not its slot
+    slots.allocate("b")
+    assert slots.num_bytes == 6
+    slots.free("b")
+    slots.record_size("a", 6)  # read again
+    slots.allocate("a")
+    assert slots.num_bytes == 6
+
+
+@given(
+    max_bytes=st.integers(6, 20),
+    num_slots=st.integers(1, 4),
+    actions=st.lists(st.tuples(st.sampled_from("abcdef"), st.booleans()), max_size=60),
+)
+def test_bytes_in_slots_never_exceed_the_limit_and_slots_are_never_shared(max_bytes, num_slots, actions):
+    sizes = dict(zip("abcdef", (1, 2, 3, 4, 5, 6), strict=True))
+    slots, running, contents = sized(max_bytes, num_slots, **sizes), [], {}
+    for adapter, ends in actions:
+        slots.record_size(adapter, sizes[adapter])  # as with every request
+        if ends and adapter in running:
+            running.remove(adapter)
+            slots.free(adapter)
+        elif not ends and slots.has_room_for(adapter):
+            contents[slots.allocate(adapter)] = adapter
+            running.append(adapter)
+            for slot in slots.take_emptied_slots():
+                contents.pop(slot, None)
+        assert sum(sizes[each] for each in contents.values()) == slots.num_bytes <= max_bytes
+        assert set(running) <= set(contents.values())
+        assert len(set(contents.values())) == len(contents)
+        if not running:
+            assert slots.has_room_for(adapter)

@@ -120,3 +120,29 @@ def test_a_prompt_is_scored_whether_or_not_its_chunk_ends_in_a_new_token(samples
     assert sampled.prompt_logprobs.ranks.tolist() == [1, 10]
     assert decoder.rows_asked_for == [2, 1][: 1 + samples]
     assert len(sampled.token_ids) == samples
+
+
+class RecordedSlots:
+    """Adapters of which only what happens to slots is kept."""
+
+    def __init__(self):
+        self.calls = []
+
+    def fill_slot(self, decoder, slot, digest):
+        self.calls.append(("fill", slot, digest))
+
+    def empty_slots(self, decoder, slots):
+        self.calls.append(("empty", *slots))
+
+
+def test_slots_are_emptied_before_they_are_filled_and_not_again_when_a_part_is_repeated():
+    runner = ModelRunner(NextToken(), Sampler(4, VOCAB), torch.device("cpu"))
+    runner.adapters = RecordedSlots()
+    arriving = structs.replace(new_request_data(1), adapter="a", adapter_slot=0)
+    step = structs.replace(plan({1: [5], 2: [6]}, [False, False], [arriving]), emptied_adapter_slots=(2, 0))
+    part = step.part(0, 1)
+    assert [each.adapter for each in part.new_requests] == ["a"]
+    runner.submit(part)
+    assert runner.adapters.calls == [("fill", 0, "a")]
+    runner.submit(structs.replace(part, emptied_adapter_slots=(2, 0)))
+    assert runner.adapters.calls[1:] == [("empty", 2, 0), ("fill", 0, "a")]

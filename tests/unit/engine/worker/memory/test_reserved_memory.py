@@ -66,3 +66,15 @@ def test_the_largest_step_that_the_settings_allow_is_kept_free(settings, longest
     for has_graphs, expected in ((False, activations), (True, activations + graphs)):
         size = {"num_padding_tokens": padding, "has_graphs": has_graphs}
         assert reserved_memory_bytes(config, LLAMA_8B, longest, **size) == expected
+
+
+def test_a_gpu_keeps_the_memory_of_adapters_slots_free():
+    size = {"num_padding_tokens": 0, "has_graphs": False}
+
+    def reserved(**settings):
+        return reserved_memory_bytes(
+            resolve_config(engine_config(model="m", **settings), "cuda"), LLAMA_8B, 4096, **size
+        )
+
+    assert reserved(enable_lora=True, max_lora_bytes=300 * MIB) == reserved(enable_lora=True) + 300 * MIB
+    assert reserved(max_lora_bytes=300 * MIB) == reserved()
