@@ -39,7 +39,7 @@ class _Reading:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostAdapterLimits:
-    """What stays in host memory: so many adapters, of so many bytes as they were saved; None: no such limit."""
+    """Limits of host memory: so many adapters, of so many bytes as they were saved; None: no such limit."""
 
     max_adapters: int | None = None
     max_bytes: int | None = None

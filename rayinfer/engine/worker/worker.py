@@ -187,12 +187,8 @@ class Worker(ABC):
         if not self.config.enable_lora:
             return None
         config = self.config
-        limits = AdapterLimits(
-            max_rank=config.max_lora_rank,
-            max_bytes=config.max_cpu_lora_bytes,
-            max_slot_bytes=config.max_lora_bytes,
-            dtype=self._dtype,
-        )
+        sizes = {"max_bytes": config.max_cpu_lora_bytes, "max_slot_bytes": config.max_lora_bytes}
+        limits = AdapterLimits(max_rank=config.max_lora_rank, dtype=self._dtype, **sizes)
         return AdapterMemory(TargetLayers(empty_decoder(self.folder)), limits, self._device)
 
     def _load_draft_model(self) -> DraftWeights | EagleWeights | None:
