@@ -12,7 +12,6 @@ from rayinfer.models.causal_decoder import CausalDecoder
 from rayinfer.models.decoder import Decoder
 
 READING_THREADS = 2
-MAX_READ_AHEAD = 16  # adapters that were read and are not loaded: their requests may have been aborted
 
 
 class AdapterMemory:
@@ -25,8 +24,7 @@ class AdapterMemory:
         self._read_ahead: dict[str, Future[Adapter]] = {}  # by folder, the latest of each
 
     def start_reading(self, folder: str) -> Future[Adapter]:
-        """Start to read and to check a PEFT folder in a thread; `load` takes what it finds."""
-        self._forget_read_ahead()
+        """Start to read and to check a PEFT folder in a thread; `load`, which must follow, takes what it finds."""
         self._read_ahead.pop(folder, None)
         reading = self._threads.submit(read_adapter, Path(folder), self._targets, self._limits)
         self._read_ahead[folder] = reading
@@ -39,17 +37,6 @@ class AdapterMemory:
         adapter = reading.result()
         self._adapters[adapter.digest] = adapter
         return adapter
-
-    def _forget_read_ahead(self) -> None:
-        """Forget what was read first, so that no more adapters or bytes wait to be loaded than may."""
-        count, num_bytes, max_bytes = 0, 0, self._limits.max_bytes
-        for folder, reading in reversed(list(self._read_ahead.items())):
-            if not reading.done():
-                continue
-            count += 1
-            num_bytes += reading.result().num_bytes if reading.exception() is None else 0
-            if count > MAX_READ_AHEAD or (max_bytes is not None and num_bytes > max_bytes):
-                del self._read_ahead[folder]
 
     def drop(self, digest: str) -> None:
         """Forget an adapter that no request has any more; what a slot holds of it stays until the slot is reused."""
@@ -78,9 +65,8 @@ class AdapterMemory:
         assert isinstance(decoder, CausalDecoder), "others take no adapters"
         assert decoder.adapter_slots is not None, "use_adapters comes before"
         for slot in slots:
-            if decoder.adapter_slots.adapters[slot] is None:
-                continue
             decoder.adapter_slots.adapters[slot] = None
             for layer in decoder.adapted_layers().values():
                 assert layer.adapters is not None, "use_adapters comes before"
-                layer.adapters[slot] = []
+                if layer.adapters[slot]:
+                    layer.adapters[slot] = []

@@ -134,6 +134,9 @@ class PredictorEngine:
         deltas, self._deltas = self._deltas, []
         return deltas
 
+    def release_unused(self) -> None:
+        """Do nothing: items leave nothing behind."""
+
     def check_alive(self) -> None:
         """Raise EngineDead if no step can be computed any more."""
         self._life.check_alive()

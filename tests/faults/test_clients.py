@@ -90,6 +90,7 @@ def test_f23_clients_that_leave_in_the_queue_in_their_prompt_and_between_choices
             report.is_seen(row, is_harmed=row.leaked > 0)
         elif without:
             remains = count_leaks(narrow, row)
+            assert not has_all_blocks(narrow, within_s=30.0)
             report.is_seen(row, is_harmed=remains.kv_blocks > 0 and remains.running == remains.waiting == 0)
         else:
             assert min(fates["before"], fates["after"]) > 0
@@ -99,11 +100,11 @@ def test_f23_clients_that_leave_in_the_queue_in_their_prompt_and_between_choices
     narrow.delete()
 
 
-def has_all_blocks(service) -> bool:
-    """Return whether a request gets nearly all KV blocks that there are, whatever the engine counts as in use."""
-    num_tokens = (int(service.metric("rayinfer_kv_blocks_total")) - 2) * BLOCK_SIZE
+def has_all_blocks(service, within_s: float = 240.0) -> bool:
+    """Return whether a request gets every KV block that there is, whatever the engine counts as in use."""
+    num_tokens = int(service.metric("rayinfer_kv_blocks_total")) * BLOCK_SIZE - 1
     body = request_body(0, max_tokens=1) | {"prompt": [5 + i % 200 for i in range(num_tokens)]}
-    return ask_all(service.url, [body], within_s=240.0)[0].verdict(None) == "exact"
+    return ask_all(service.url, [body], within_s=within_s)[0].verdict(None) == "exact"
 
 
 async def leave_beside(

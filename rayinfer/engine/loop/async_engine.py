@@ -178,6 +178,7 @@ class AsyncEngine:
                 self._end_compiling(self._compiling.overdue(), "timeout")
                 if self._engine.wait_s > 0:
                     continue
+                self._engine.release_unused()
                 self._publish(self._step() if self._engine.has_unfinished_requests else [])
                 self._drop_unread_routers()
         except BaseException as error:

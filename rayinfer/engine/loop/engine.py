@@ -70,6 +70,8 @@ class Engine:
         self._life = LifeCycle()
         slots = scheduler.batch.adapters
         self._adapters = None if host_adapters is None else EngineAdapters(executor, host_adapters, slots)
+        if self._adapters is not None:
+            self._adapters.on_read = lambda: self.on_ready()
         self.stored_blocks = stored_blocks  # of the machine's store, with `kv_transfer`
         self.on_plan: Callable[[int], None] = lambda num_tokens: None  # called with the number of tokens of a step
         self.on_ready: Callable[[], None] = lambda: None  # steps wait for nothing but their own results
@@ -152,8 +154,16 @@ class Engine:
                 if not self._in_flight:  # it is computed
                     break
             self._finish_oldest()
+        if self._adapters is not None:
+            self._adapters.evict()
         deltas, self._deltas = self._deltas, []
         return deltas
+
+    def release_unused(self) -> None:
+        """Free memory that no request needs any more, once all that has waited for its adapter was added."""
+        if self._adapters is not None:
+            with self._recording_death():
+                self._adapters.release_unused()
 
     def check_alive(self) -> None:
         """Raise EngineDead if no step can be computed any more."""

@@ -1,9 +1,10 @@
 """Adapters of an engine: those that are in memory, for requests that name them."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 from rayinfer.engine.plan.executor import Executor
 from rayinfer.engine.plan.executor_commands import AdapterFacts
@@ -14,16 +15,18 @@ from rayinfer.outputs import AdapterStats, EngineStats
 
 MAX_REPORTED_ADAPTERS = 256  # to routers, with every step
 MAX_REPORTED_NAMES = 64  # of adapters of running and of waiting requests
-MAX_FORGOTTEN = 64  # readings that no request may have waited for to the end
+MAX_REFUSED = 64  # readings whose refusal no request may have come for
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Reading:
     """Reading of an adapter's files beside the steps; done whether they were refused or not."""
 
-    name: str
+    name: str  # empty: an operator's
+    folder: str
     started_s: float
     done: Future[float] = field(default_factory=Future)  # when
+    refusal: AdapterRefused | None = None  # that `release_unused` met
 
     def when_done(self) -> Future[float]:
         """Return a future of one request, which may cancel it: others wait for the same files."""
@@ -64,7 +67,8 @@ class EngineAdapters:
         self._in_memory: dict[str, AdapterFacts] = {}  # by digest, the least recently used first
         self._num_bytes = 0  # of those
         self._names: dict[str, str] = {}  # that requests had last, by digest
-        self._reading: dict[str, _Reading] = {}  # by digest, for requests that are yet to be added
+        self._reading: dict[str, _Reading] = {}  # by digest, for requests that are yet to be added, or by folder
+        self.on_read: Callable[[], None] = lambda: None  # called from any thread: `release_unused` has work
         self._counts = AdapterStats(max_loras=slots.num_slots)
 
     @property
@@ -79,7 +83,8 @@ class EngineAdapters:
 
     def start_reading(self, folder: str) -> Future[float]:
         """Start to read a folder that is about to be loaded; the future never fails, but `load` may."""
-        return self._start("", folder).done
+        self._reading[folder] = reading = self._start("", folder)
+        return reading.done
 
     def start_using(self, adapter_id: str, folder: str) -> Future[float] | None:
         """Start to read a request's adapter unless it is in memory; requests that come meanwhile wait for the same."""
@@ -88,13 +93,13 @@ class EngineAdapters:
             return None
         known = self._reading.get(digest)
         if known is None or known.done.done():  # what was read for a request that has left may be of another time
-            self._forget_read()
             known = self._reading[digest] = self._start(name_in(adapter_id), folder)
         return known.when_done()
 
     def load(self, folder: str, started_s: float | None = None) -> AdapterFacts:
         """Load an adapter, which was read since `started_s` or is read now; raises AdapterRefused."""
-        started_s = self._clock() if started_s is None else started_s
+        reading = self._reading.pop(folder, None)
+        started_s = (self._clock() if reading is None else reading.started_s) if started_s is None else started_s
         try:
             facts = self._executor.load_adapter(folder)
         except AdapterRefused:
@@ -111,10 +116,34 @@ class EngineAdapters:
         reading = self._reading.pop(digest, None)
         if digest in self._in_memory:
             self._touch(self._in_memory[digest])
+        elif reading is not None and reading.refusal is not None:
+            raise reading.refusal
         elif self.load(folder, None if reading is None else reading.started_s).digest != digest:
             raise AdapterRefused(f"{folder} has changed since adapter {adapter_id} was loaded: load it again")
         self._names[digest] = name_in(adapter_id)
         return digest
+
+    def release_unused(self) -> None:
+        """Load adapters whose requests left before they were added, and evict what is too much; between steps.
+
+        Call it once the requests of all that was read were added: these adapters would be read again, if they leave.
+        """
+        for key, reading in [each for each in self._reading.items() if each[1].done.done()]:
+            if reading.refusal is not None:
+                continue
+            try:
+                self.load(reading.folder, reading.started_s)
+            except AdapterRefused as error:
+                reading.refusal = error
+            else:
+                self._reading.pop(key, None)
+        for key in [key for key, reading in self._reading.items() if reading.refusal is not None][:-MAX_REFUSED]:
+            del self._reading[key]
+        self.evict()
+
+    def evict(self) -> None:
+        """Evict what the limits do not allow, the least recently used first, and no unfinished request has."""
+        self._evict_others(self._slots.unfinished)
 
     def report(self, stats: EngineStats) -> None:
         """Enter what is in memory, and what requests have, into the engine's stats."""
@@ -133,33 +162,34 @@ class EngineAdapters:
         )
 
     def _start(self, name: str, folder: str) -> _Reading:
-        reading = _Reading(name, self._clock())
-        reading_files = self._executor.start_reading(folder)
-        reading_files.add_done_callback(lambda _: reading.done.set_result(self._clock()))
-        return reading
+        reading = _Reading(name, folder, self._clock())
 
-    def _forget_read(self) -> None:
-        """Forget what was read for requests that have left before they were added."""
-        for digest in [each for each, reading in self._reading.items() if reading.done.done()][:-MAX_FORGOTTEN]:
-            del self._reading[digest]
+        def finish(_: Future[Any]) -> None:
+            reading.done.set_result(self._clock())
+            self.on_read()
+
+        self._executor.start_reading(folder).add_done_callback(finish)
+        return reading
 
     def _waiting_names(self) -> list[str]:
         being_read = {reading.name for reading in self._reading.values() if not reading.done.done()}
-        names = being_read | set(self._names_of(self._slots.waiting))
+        names = being_read - {""} | set(self._names_of(self._slots.waiting))
         return sorted(names)[:MAX_REPORTED_NAMES]
 
     def _names_of(self, digests: Sequence[str]) -> list[str]:
         return sorted(self._names[digest] for digest in digests[:MAX_REPORTED_NAMES])
 
     def _touch(self, facts: AdapterFacts) -> None:
-        """Make this one the last to be evicted, and evict what is too much and not in use."""
+        """Make this one the last to be evicted, and evict others that are too much and not in use."""
         if self._in_memory.pop(facts.digest, None) is None:
             self._num_bytes += facts.num_bytes
         self._in_memory[facts.digest] = facts
         self._slots.record_size(facts.digest, facts.slot_bytes)
+        self._evict_others({facts.digest} | self._slots.unfinished)
+
+    def _evict_others(self, kept: Set[str]) -> None:
         if self._limits.allow(len(self._in_memory), self._num_bytes):
             return
-        kept = {facts.digest} | self._slots.unfinished
         for other in [each for each in self._in_memory if each not in kept]:
             if self._limits.allow(len(self._in_memory), self._num_bytes):
                 break

@@ -43,6 +43,10 @@ class SteppedEngine(Protocol):
         """Compute one step."""
         ...
 
+    def release_unused(self) -> None:
+        """Free memory that no request needs any more, once all that has waited for its needs was added."""
+        ...
+
     def check_alive(self) -> None:
         """Raise EngineDead if no step can be computed any more."""
         ...

@@ -181,6 +181,7 @@ class Scheduler:
         if self._drafts is not None:
             self._drafts.forget()
         self.blocks.reset_prefix_cache()
+        self.batch.adapters.forget_slots()
 
     # State
 
@@ -242,6 +243,8 @@ class Scheduler:
         """Send the requests of an interrupted plan to the workers again, with the next plan."""
         self._schedule.cancel(plan)
         self._rows_to_resend += plan.rows.tolist()
+        if plan.emptied_adapter_slots:
+            self.batch.adapters.resend_emptied_slots()
 
     def retract(self, plan: StepPlan) -> StepPlan:
         """Return what is to be computed again of a failed step, now that no other is in flight."""

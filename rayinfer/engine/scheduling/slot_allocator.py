@@ -98,6 +98,16 @@ class SlotAllocator:
         """The adapters of all requests that run or wait."""
         return frozenset(self._num_unfinished)
 
+    def resend_emptied_slots(self) -> None:
+        """Have those that have no adapter returned again: a step that was to empty some was interrupted."""
+        self._has_emptied = True
+
+    def forget_slots(self) -> None:
+        """Take every slot, now that no request runs: the model is freed with all that they hold."""
+        assert not self._num_users, "adapters of running requests"
+        while self._slots:
+            self._empty_oldest()
+
     def _bytes_in_use(self) -> int:
         return sum(self._sizes[each] for each in self._num_users)
 

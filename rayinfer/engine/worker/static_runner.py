@@ -69,7 +69,8 @@ class StaticShapes:
     def pad(self, plan: StepPlan) -> StepPlan:
         """Return the same step in one of the shapes; it is valid until the next call."""
         padded = self._pad(plan, self._shape_of(plan))
-        return structs.replace(padded, step=plan.step, new_requests=plan.new_requests)
+        emptied = plan.emptied_adapter_slots
+        return structs.replace(padded, step=plan.step, new_requests=plan.new_requests, emptied_adapter_slots=emptied)
 
     def _shape_of(self, plan: StepPlan) -> StepShape:
         if plan.num_tokens == plan.num_requests and plan.samples.all():

@@ -1,12 +1,10 @@
 """PEFT folders: what is read, and what is refused with the name of the tensor."""
 
-import gc
 import json
 import os
 import shutil
 import struct
 import time
-import weakref
 
 import pytest
 import torch
@@ -324,21 +322,6 @@ def test_adapters_above_the_limits_of_bytes_are_refused_and_say_what_they_need(a
     check_refused(adapter, targets, *words, max_slot_bytes=num_bytes // 2 - 1, dtype=torch.bfloat16)
 
 
-def test_what_was_read_ahead_and_never_loaded_leaves_memory(adapter, model, targets):
-    """The bytes that wait to be loaded are limited as those that were loaded are."""
-    others = [make_adapter(adapter.with_name(f"other{seed}"), model, pattern=Q_AND_V, seed=seed) for seed in range(5)]
-    num_bytes = read_adapter(adapter, targets, LIMITS).num_bytes
-    memory = AdapterMemory(targets, AdapterLimits(max_rank=4, max_bytes=2 * num_bytes), torch.device("cpu"))
-    left = []
-    for folder in others:
-        terms = memory.start_reading(str(folder)).result().terms
-        left.append(weakref.ref(next(iter(terms.values()))[0].a))
-        del terms
-    gc.collect()
-    assert [each() is None for each in left] == [True, True, False, False, False]  # the last is not counted yet
-    memory.close()
-
-
 def test_an_emptied_slot_holds_no_terms_and_is_filled_again(adapter, model, targets):
     decoder = load_decoder(model, torch.float32, torch.device("cpu"))
     decoder.use_adapters(2)
@@ -356,6 +339,25 @@ def test_an_emptied_slot_holds_no_terms_and_is_filled_again(adapter, model, targ
     assert parts() == [filled, [0] * len(other)]
     memory.fill_slot(decoder, 1, digest)
     assert parts() == [filled, other]
+    memory.close()
+
+
+def test_a_slot_that_was_filled_half_way_is_emptied_like_others(adapter, targets, model):
+    decoder = load_decoder(model, torch.float32, torch.device("cpu"))
+    decoder.use_adapters(1)
+    memory = AdapterMemory(targets, LIMITS, torch.device("cpu"))
+    loaded = memory.load(str(adapter))
+    *_, last = (layer for path, layer in decoder.adapted_layers().items() if path in loaded.terms)
+
+    def fail(*_):
+        raise RuntimeError("odd")
+
+    last.low_rank_parts = fail
+    with pytest.raises(RuntimeError, match="odd"):
+        memory.fill_slot(decoder, 0, loaded.digest)
+    assert any(layer.adapters[0] for layer in decoder.adapted_layers().values())
+    memory.empty_slots(decoder, [0])
+    assert not any(layer.adapters[0] for layer in decoder.adapted_layers().values())
     memory.close()
 
 
@@ -418,3 +420,23 @@ def test_experts_and_their_routers_take_no_adapters(tmp_path):
 def test_encoder_decoders_take_no_adapters(tmp_path):
     with pytest.raises(ConfigError, match="enable_lora"):
         TargetLayers(empty_decoder(ENCODER_DECODERS["t5"](tmp_path)))
+
+
+def test_two_names_of_one_layer_are_refused(tmp_path):
+    model = make_tiny_qwen_vision_model(tmp_path)
+    targets = TargetLayers(empty_decoder(model))
+    names = [f"base_model.model.{start}.layers.0.self_attn.q_proj" for start in ("model.language_model", "model")]
+    tensors = {f"{names[0]}.lora_A.weight": torch.ones(4, 64), f"{names[1]}.lora_B.weight": torch.ones(64, 4)}
+    folder = save_adapter(tmp_path / "two", tensors, target_modules=["q_proj"], r=4, lora_alpha=8)
+    check_refused(folder, targets, "belongs to the same layer as", names[0])
+
+
+def test_what_nobody_expected_while_reading_is_in_the_log_with_its_traceback(adapter, caplog):
+    class Odd:
+        """Layers that cannot be looked at."""
+
+        def __getattr__(self, name):
+            raise ZeroDivisionError(name)
+
+    check_refused(adapter, Odd(), "cannot be read as an adapter: ZeroDivisionError")
+    assert [record.exc_info[0] for record in caplog.records] == [ZeroDivisionError]

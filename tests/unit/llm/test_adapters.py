@@ -74,6 +74,12 @@ def test_answers_do_not_depend_on_batches_preemption_and_memory(folder, adapters
     assert generate(folder, PROMPTS * 5, [None, *adapters] * 4, **settings) == undisturbed
 
 
+def test_static_engines_empty_slots_as_dynamic_ones_do(folder, adapters):
+    settings = {"engine": "static", "max_num_seqs": 2, "max_model_len": 64, "num_kv_blocks": None}
+    expected = generate(folder, PROMPTS[:1] * 8, adapters * 2, **settings)
+    assert generate(folder, PROMPTS[:1] * 8, adapters * 2, **settings, max_lora_bytes=34_000) == expected
+
+
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_answers_are_the_same_after_sleep(folder, adapters, level):
     with LLM(str(folder), **SETTINGS) as llm:

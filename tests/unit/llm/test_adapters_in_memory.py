@@ -56,7 +56,7 @@ def adapters_of_several_sizes(folder, tmp_path):
 def test_adapters_leave_host_memory_by_their_bytes_and_slots_by_theirs(folder, tmp_path):
     adapters, sizes = adapters_of_several_sizes(folder, tmp_path)
     settings = {"block_size": 8, "num_kv_blocks": 96, "enable_lora": True, "dtype": "float32"}
-    with LLM(str(folder), **settings, max_cpu_lora_bytes=sizes[2] + sizes[0]) as llm:
+    with LLM(str(folder), **settings, max_loras=1, max_cpu_lora_bytes=sizes[2] + sizes[0]) as llm:
         seen = []
         for number in (0, 1, 0, 2, 1):
             llm.generate([[9, 8, 7]], PARAMS, lora_request=adapters[number], use_tqdm=False)
@@ -93,3 +93,33 @@ def test_a_request_waits_for_the_bytes_of_its_adapter_and_then_empties_the_slots
         while llm.has_unfinished_requests():
             llm.step()
         assert llm.stats.adapters.slot_bytes == sizes[2]
+
+
+def test_adapters_above_the_limit_leave_host_memory_once_their_requests_have_ended(folder, tmp_path):
+    adapters, sizes = adapters_of_several_sizes(folder, tmp_path)
+    settings = {"block_size": 8, "num_kv_blocks": 96, "enable_lora": True, "dtype": "float32"}
+    with LLM(str(folder), **settings, max_cpu_lora_bytes=sizes[2]) as llm:
+        for adapter in adapters:
+            llm.add_request([9, 8, 7], PARAMS, lora_request=adapter)
+        llm.step()
+        assert llm.stats.adapters.resident_bytes == sum(sizes)
+        while llm.has_unfinished_requests():
+            llm.step()
+        assert llm.stats.adapters.resident_bytes == sizes[2]
+    with (
+        LLM(str(folder), **settings, max_cpu_lora_bytes=sizes[0]) as llm,
+        pytest.raises(AdapterRefused, match=f"tensors of {sizes[2]} bytes are above max_cpu_lora_bytes {sizes[0]}"),
+    ):
+        llm.generate([[9]], PARAMS, lora_request=adapters[2], use_tqdm=False)
+
+
+def test_slots_hold_nothing_after_the_model_was_freed(folder, tmp_path):
+    adapters, _ = adapters_of_several_sizes(folder, tmp_path)
+    with LLM(str(folder), block_size=8, num_kv_blocks=96, enable_lora=True) as llm:
+        llm.generate([[9]], PARAMS, lora_request=adapters[0], use_tqdm=False)
+        assert llm.stats.adapters.slot_bytes > 0
+        llm.sleep(2)
+        assert llm.stats.adapters.slot_bytes == 0
+        llm.wake()
+        llm.generate([[9]], PARAMS, lora_request=adapters[0], use_tqdm=False)
+        assert llm.stats.adapters.slot_bytes > 0

@@ -11,6 +11,7 @@ from rayinfer.kv_cache.adapter_id import adapter_id
 from rayinfer.protocols import GenerationRequest, LoadAdapter
 from rayinfer.sampling_params import SamplingParams
 from support.fakes.fake_executor import drive
+from support.kernels.memory_use import held_bytes
 from support.services.polling import until
 
 
@@ -96,3 +97,35 @@ async def test_streams_go_on_while_operators_load_an_adapter(driven):
     assert not loading.done()
     driven.executor.reading["sql"].set_result(None)
     assert await loading == ["sql"]
+
+
+async def test_adapters_of_requests_that_left_meanwhile_leave_memory_like_others(driven):
+    """Only eight may stay, however many were read for requests that had left by then."""
+    names = [f"adapter {number}" for number in range(20)]
+    for name in names:
+        await driven.add(name, name)
+    await until(lambda: len(driven.executor.reading) == 20)
+    await driven.engine.abort(names)
+    await until(lambda: len(driven.ends) == 20)
+    for name in names:
+        if name == names[0]:
+            driven.executor.reading[name].set_exception(AdapterRefused("tensor x is not finite"))
+        else:
+            driven.executor.reading[name].set_result(None)
+    await until(lambda: driven.engine.stats.adapters.loads_total == 19)
+    stats = driven.engine.stats.adapters
+    assert (stats.num_resident, stats.evictions_total, stats.failed_loads_total) == (8, 11, 1)
+    assert driven.executor.reading == {}
+    await driven.add("again", names[0])
+    await until(lambda: names[0] in driven.executor.reading)
+    driven.executor.reading[names[0]].set_result(None)
+    await until(lambda: driven.ends.get("again") == ("length", None))
+
+
+def test_engines_remember_nothing_of_adapters_that_have_left_memory():
+    driven = drive()
+    sizes = []
+    for number in range(300):
+        driven.engine.adapters.load(f"adapter {number:03}")
+        sizes.append(held_bytes(driven.scheduler.batch.adapters))
+    assert sizes[-1] <= sizes[20]

@@ -1,4 +1,5 @@
 import numpy as np
+from msgspec import structs
 
 from support.fakes.fake_executor import drive, numbers
 
@@ -24,3 +25,12 @@ def test_the_parts_of_a_plan_are_the_plan():
             assert part.cu_seqlens_q[0] == 0
             assert part.cu_seqlens_q[-1] == part.num_tokens
             assert len(part.cu_seqlens_q) == part.num_requests + 1
+
+
+def test_slots_that_an_interrupted_step_was_to_empty_are_emptied_by_the_next():
+    driven = drive()
+    driven.add("a", numbers(5), max_tokens=3)
+    plan = driven.scheduler.plan()
+    assert plan.emptied_adapter_slots == ()
+    driven.scheduler.reschedule(structs.replace(plan, emptied_adapter_slots=(2,)))
+    assert 2 in driven.scheduler.plan().emptied_adapter_slots

@@ -2,6 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayinfer.engine.scheduling.slot_allocator import SlotAllocator
+from support.kernels.memory_use import held_bytes
 
 
 def test_running_requests_of_one_adapter_share_its_slot():
@@ -134,3 +135,40 @@ def test_bytes_in_slots_never_exceed_the_limit_and_slots_are_never_shared(max_by
         assert len(set(contents.values())) == len(contents)
         if not running:
             assert slots.has_room_for(adapter)
+
+
+def test_nothing_is_kept_of_adapters_that_have_left_host_memory_and_slots():
+    slots = SlotAllocator(2, 10)
+    sizes = []
+    for number in range(1000):
+        adapter = f"{number:04}"
+        slots.record_size(adapter, 3)
+        if number % 3:  # some requests are refused, or leave in the queue
+            slots.record_arrival(adapter)
+            slots.allocate(adapter)
+            slots.free(adapter)
+            slots.record_end(adapter)
+        slots.forget_size(adapter)
+        sizes.append(held_bytes(slots))
+    assert sizes[-1] <= sizes[20]
+
+
+def test_emptied_slots_are_returned_again_where_their_step_was_interrupted():
+    slots = sized(10, a=6, b=6)
+    for adapter in ("a", "b"):
+        slots.allocate(adapter)
+        slots.free(adapter)
+    emptied = slots.take_emptied_slots()
+    assert len(emptied) == 3
+    slots.resend_emptied_slots()
+    assert (slots.take_emptied_slots(), slots.take_emptied_slots()) == (emptied, ())
+
+
+def test_all_slots_are_forgotten_with_the_model_that_held_them():
+    slots = sized(None, a=6, b=6)
+    for adapter in ("a", "b"):
+        slots.allocate(adapter)
+        slots.free(adapter)
+    slots.forget_slots()
+    assert slots.num_bytes == 0
+    assert sorted(slots.take_emptied_slots()) == [0, 1, 2, 3]

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from rayinfer.engine.worker.static_runner import StaticShapes, StepShape
 from support.fakes.step_plans import make_plan
@@ -39,9 +40,9 @@ def test_other_steps_double_their_tokens_from_shape_to_shape():
 
 
 def test_the_step_itself_stands_first_and_unchanged():
-    plan = chunks_of([(0, 20), (7, 1), (3, 9)], [True, True, False])
+    plan = structs.replace(chunks_of([(0, 20), (7, 1), (3, 9)], [True, True, False]), emptied_adapter_slots=(2, 0))
     filled = make_shapes().pad(plan)
-    assert filled.step == 7
+    assert (filled.step, filled.emptied_adapter_slots) == (7, (2, 0))
     for name in ("rows", "seq_lens", "samples"):
         np.testing.assert_array_equal(getattr(filled, name)[:3], getattr(plan, name))
     for name in ("token_ids", "positions", "slot_mapping"):
