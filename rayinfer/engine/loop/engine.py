@@ -129,6 +129,7 @@ class Engine:
         if unreported:  # of steps that finished as the engine fell asleep
             self._deltas = [delta for delta in self._deltas if delta.request_id != request_id]
         ended = self.scheduler.finish(request_id, "abort")
+        self._evict_adapters()
         if ended is None or not unreported:
             return ended or (unreported[-1] if unreported else None)
         return ended._replace(start_pos=unreported[0].start_pos)
@@ -154,8 +155,7 @@ class Engine:
                 if not self._in_flight:  # it is computed
                     break
             self._finish_oldest()
-        if self._adapters is not None:
-            self._adapters.evict()
+        self._evict_adapters()
         deltas, self._deltas = self._deltas, []
         return deltas
 
@@ -164,6 +164,10 @@ class Engine:
         if self._adapters is not None:
             with self._recording_death():
                 self._adapters.release_unused()
+
+    def _evict_adapters(self) -> None:
+        if self._adapters is not None:
+            self._adapters.evict()
 
     def check_alive(self) -> None:
         """Raise EngineDead if no step can be computed any more."""

@@ -431,7 +431,7 @@ def test_two_names_of_one_layer_are_refused(tmp_path):
     check_refused(folder, targets, "belongs to the same layer as", names[0])
 
 
-def test_what_nobody_expected_while_reading_is_in_the_log_with_its_traceback(adapter, caplog):
+def test_unexpected_errors_while_reading_are_in_the_log_with_their_traceback(adapter, caplog):
     class Odd:
         """Layers that cannot be looked at."""
 

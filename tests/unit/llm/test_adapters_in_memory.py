@@ -106,6 +106,11 @@ def test_adapters_above_the_limit_leave_host_memory_once_their_requests_have_end
         while llm.has_unfinished_requests():
             llm.step()
         assert llm.stats.adapters.resident_bytes == sizes[2]
+        names = [llm.add_request([9, 8, 7], PARAMS, lora_request=adapter) for adapter in adapters]
+        llm.step()
+        for name in names:
+            llm.abort(name)
+        assert llm.stats.adapters.resident_bytes <= sizes[2]
     with (
         LLM(str(folder), **settings, max_cpu_lora_bytes=sizes[0]) as llm,
         pytest.raises(AdapterRefused, match=f"tensors of {sizes[2]} bytes are above max_cpu_lora_bytes {sizes[0]}"),
