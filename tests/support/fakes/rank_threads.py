@@ -48,7 +48,7 @@ class RecordingExecutor:
         if (digest := self.adapters.get(folder)) is None:
             raise AdapterRefused(f"{folder} is not there")
         self.recorded.append(("load", digest))
-        return AdapterFacts(digest, 4, 100)
+        return AdapterFacts(digest, rank=4, num_bytes=100, slot_bytes=100)
 
     def drop_adapter(self, digest: str) -> None:
         self.recorded.append(("drop", digest))
