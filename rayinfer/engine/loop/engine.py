@@ -167,7 +167,8 @@ class Engine:
 
     def _evict_adapters(self) -> None:
         if self._adapters is not None:
-            self._adapters.evict()
+            with self._recording_death():
+                self._adapters.evict()
 
     def check_alive(self) -> None:
         """Raise EngineDead if no step can be computed any more."""
