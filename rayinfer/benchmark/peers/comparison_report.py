@@ -5,7 +5,15 @@ from pathlib import Path
 
 from rayinfer.benchmark.peers.cases import BATCH, CASES, ENGINE_CASES, FIGURES, HTTP, LESS_IS_BETTER, START
 from rayinfer.benchmark.peers.extremes import write_extremes
-from rayinfer.benchmark.peers.results import CaseResults, Ratio, medians_of, ratios_of, read_results, write_results
+from rayinfer.benchmark.peers.results import (
+    CaseResults,
+    Ratio,
+    medians_of,
+    ratios_of,
+    read_results,
+    speculation_ratios_of,
+    write_results,
+)
 from rayinfer.benchmark.peers.systems import OWN
 from rayinfer.benchmark.report import Table, format_figure, write_markdown
 from rayinfer.benchmark.svg import Drawing
@@ -61,8 +69,9 @@ def tables(results: Results) -> list[Table]:
     for title, cases in (("The engine alone", ENGINE_CASES), ("Through its server", (HTTP, START))):
         if chosen := {case: results[case] for case in cases if case in results}:
             found.append(_figures(title, chosen))
-    if ratios := ratios_of(results):
-        found.append(_ratio_table(ratios, results))
+    for title, ratios in (("Ratios", ratios_of(results)), ("Speculation", speculation_ratios_of(results))):
+        if ratios:
+            found.append(_ratio_table(title, ratios, results))
     conditions = [
         (
             case,
@@ -112,7 +121,7 @@ def figure_title(figure: str, results: Results) -> str:
     return f"{results[BATCH].num_requests} requests" if figure == BATCH else FIGURES[figure][0]
 
 
-def _ratio_table(ratios: list[Ratio], results: Results) -> Table:
+def _ratio_table(title: str, ratios: list[Ratio], results: Results) -> Table:
     """Return a row per figure and mode of ours; the strongest peer stands in bold."""
     peers = list(dict.fromkeys(ratio.peer_label for ratio in ratios))
     groups: dict[tuple[str, str], dict[str, float]] = {}
@@ -124,7 +133,7 @@ def _ratio_table(ratios: list[Ratio], results: Results) -> Table:
         cells = {peer: f"{value:.2f}x" for peer, value in better_by.items()}
         cells[strongest] = f"**{cells[strongest]}**"
         rows.append((figure_title(figure, results), own_label, *map(cells.get, peers)))
-    return Table("Ratios", ["", "ours", *(f"over {peer}" for peer in peers)], rows)
+    return Table(title, ["", "ours", *(f"over {peer}" for peer in peers)], rows)
 
 
 def svg(title: str, results: Results) -> str:

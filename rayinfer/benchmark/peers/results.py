@@ -2,13 +2,14 @@
 
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rayinfer.benchmark.peers.cases import BATCH_REQUESTS, FIGURES, LESS_IS_BETTER, Figures
-from rayinfer.benchmark.peers.systems import OWN, SystemUnderTest
+from rayinfer.benchmark.peers.systems import OWN, SPECULATION, SystemUnderTest
 
 
 @dataclass(kw_only=True, slots=True)
@@ -118,7 +119,7 @@ class Median:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ratio:
-    """One of our modes relative to one peer at one figure."""
+    """One of our modes relative to one peer, or to itself without speculation, at one figure."""
 
     figure: str
     own_label: str
@@ -138,12 +139,20 @@ def medians_of(results: Mapping[str, CaseResults], figure: str) -> list[Median]:
 
 def ratios_of(results: Mapping[str, CaseResults]) -> list[Ratio]:
     """Compare every mode of ours, figure by figure, with every peer whose weights have the same width."""
+    return _ratios(results, lambda own, peer: not peer.is_own and peer.weight_bits == own.weight_bits)
+
+
+def speculation_ratios_of(results: Mapping[str, CaseResults]) -> list[Ratio]:
+    """Compare every mode of ours with speculation, figure by figure, with the same mode without it."""
+    return _ratios(results, lambda own, base: own.label == f"{base.label}{SPECULATION}")
+
+
+def _ratios(results: Mapping[str, CaseResults], is_rival: Callable[[Median, Median], bool]) -> list[Ratio]:
     ratios = []
     for figure in FIGURES:
         medians = medians_of(results, figure)
         for own in filter(lambda median: median.is_own, medians):
-            for peer in medians:
-                if not peer.is_own and peer.weight_bits == own.weight_bits:
-                    ratio = peer.value / own.value if figure in LESS_IS_BETTER else own.value / peer.value
-                    ratios.append(Ratio(figure=figure, own_label=own.label, peer_label=peer.label, better_by=ratio))
+            for peer in filter(partial(is_rival, own), medians):
+                ratio = peer.value / own.value if figure in LESS_IS_BETTER else own.value / peer.value
+                ratios.append(Ratio(figure=figure, own_label=own.label, peer_label=peer.label, better_by=ratio))
     return ratios

@@ -41,12 +41,16 @@ INSTRUCTION_LIMITS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 
 PATHS_WITHOUT_VNNI = frozenset({"portable", "avx2", "avx512"})
 
+SPECULATION = "+speculation"  # ends the name of a mode that is compared with the one without it, too
+
 # By mode: bits of a weight, and EngineConfig's fields.
 OWN_MODES: Mapping[str, tuple[int, Mapping[str, str]]] = MappingProxyType(
     {
         "bfloat16": (16, {}),
+        f"bfloat16{SPECULATION}": (16, {"speculation": "auto"}),
         "int8": (8, {"quantization": "int8"}),
         "int8-dynamic": (8, {"quantization": "int8-dynamic"}),
+        f"int8-dynamic{SPECULATION}": (8, {"quantization": "int8-dynamic", "speculation": "auto"}),
         "int8-dynamic+int8-kv": (8, {"quantization": "int8-dynamic", "kv_cache_dtype": "int8"}),
         "int4": (4, {"quantization": "int4"}),
         "gguf-q8_0": (8, {"load_format": "gguf"}),

@@ -10,7 +10,14 @@ from rayinfer.benchmark.peers.cases import http_requests
 from rayinfer.benchmark.peers.comparison import Plan, run_comparison
 from rayinfer.benchmark.peers.comparison_report import notes, svg, tables
 from rayinfer.benchmark.peers.extremes import write_extremes
-from rayinfer.benchmark.peers.results import CaseResults, Outcome, ratios_of, read_results, write_results
+from rayinfer.benchmark.peers.results import (
+    CaseResults,
+    Outcome,
+    ratios_of,
+    read_results,
+    speculation_ratios_of,
+    write_results,
+)
 from rayinfer.benchmark.peers.systems import SystemUnderTest
 from rayinfer.errors import ConfigError
 from support.fakes.fake_peers import engine_command, fake_system, make_setup, server_command
@@ -209,6 +216,15 @@ def test_ratios_compare_medians_of_equal_widths_and_invert_times(results):
         ("batch", "rayinfer bfloat16", "vllm bfloat16"): pytest.approx(1300 / 735),
         ("ready", "rayinfer bfloat16", "vllm bfloat16"): pytest.approx(7.5),
     }
+
+
+def test_a_mode_with_speculation_is_compared_with_itself_without(results):
+    runs = {"batch": [1170.0, 1300.0]}
+    results["batch"].outcomes["rayinfer bfloat16+speculation"] = Outcome(weight_bits=16, runs=runs)
+    (ratio,) = speculation_ratios_of(results)
+    assert (ratio.own_label, ratio.peer_label) == ("rayinfer bfloat16+speculation", "rayinfer bfloat16")
+    assert ratio.better_by == pytest.approx(0.95)
+    assert ("Speculation", "**0.95x**") == (tables(results)[-2].title, tables(results)[-2].rows[0][-1])
 
 
 def test_tables_hold_medians_ratios_and_conditions(results):

