@@ -138,8 +138,16 @@ def medians_of(results: Mapping[str, CaseResults], figure: str) -> list[Median]:
 
 
 def ratios_of(results: Mapping[str, CaseResults]) -> list[Ratio]:
-    """Compare every mode of ours, figure by figure, with every peer whose weights have the same width."""
-    return _ratios(results, lambda own, peer: not peer.is_own and peer.weight_bits == own.weight_bits)
+    """Compare every mode of ours, figure by figure, with every peer whose weights have the same width.
+
+    Modes with speculation are left out, as the peers draft nothing.
+    """
+
+    def is_rival(own: Median, peer: Median) -> bool:
+        drafts = own.label.endswith(SPECULATION)
+        return not drafts and not peer.is_own and peer.weight_bits == own.weight_bits
+
+    return _ratios(results, is_rival)
 
 
 def speculation_ratios_of(results: Mapping[str, CaseResults]) -> list[Ratio]:
