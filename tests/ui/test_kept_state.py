@@ -47,6 +47,30 @@ def test_an_answer_goes_on_while_another_view_is_shown(page, fake_models):
     page.wait_for_function("() => document.activeElement.ariaLabel === 'Message'")
 
 
+def test_a_page_left_during_an_answer_has_stored_the_question_and_what_had_come(page, fake_models):
+    fake_models["fake"].generator.blocks_after = 1
+    ask(page)
+    page.locator(".message.assistant", has_text="Hello").wait_for()
+    page.reload()
+    page.locator(".message.user").wait_for()
+    assert page.locator(".message.assistant", has_text="Hello").count() == 1
+
+
+def test_a_conversation_deleted_during_its_answer_stays_deleted(page, fake_models):
+    fake_models["fake"].generator.blocks_after = 1
+    ask(page)
+    page.locator(".message.assistant", has_text="Hello").wait_for()
+    title = page.get_by_label("Conversation", exact=True).first.locator("option").first.inner_text()
+    page.get_by_role("button", name="Delete").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    page.locator(".message").first.wait_for(state="detached")
+    page.wait_for_timeout(300)  # in which the answer ends
+    page.reload()
+    wait_for_models(page)
+    assert page.locator("option", has_text=title).count() == 0
+    assert page.locator(".message").count() == 0
+
+
 def test_buttons_say_whether_an_answer_comes(page, fake_models):
     send, stop = (page.get_by_role("button", name=name, exact=True) for name in ("Send", "Stop"))
     assert (send.is_enabled(), stop.is_enabled()) == (True, False)

@@ -84,6 +84,7 @@ export function chatView(view) {
     const conversation = first.conversation();
     if (conversation.messages.length && !await confirmDialog("Delete this conversation?", `“${titleOf(conversation)}” is kept in this browser only.`, "Delete")) return;
     deleteConversation(conversation.id);
+    conversation.messages.length = 0; // else its answer, which ends here, would store it again
     open(latestConversation());
   };
   view.append(

@@ -31,7 +31,8 @@ export function keepConversation(conversation) {
   const { id } = conversation, others = listedConversations().filter((each) => each.id !== id);
   if (!conversation.messages.length) { deleteConversation(id); return; }
   for (const each of others.splice(MOST - 1)) remove(each.id);
-  let kept = { ...conversation, system: bounded(conversation.system), messages: withImages(conversation.messages.map(storable), MAX_IMAGE_CHARS) };
+  const messages = conversation.messages.filter((each) => !isEmptyAnswer(each)).map(storable);
+  let kept = { ...conversation, system: bounded(conversation.system), messages: withImages(messages, MAX_IMAGE_CHARS) };
   while (!write(ENTRY + id, JSON.stringify(kept))) {
     const oldest = others.findLast((each) => each.hasImages);
     if (oldest) {
@@ -63,6 +64,9 @@ function withImages(messages, most) {
     }) };
   }).reverse();
 }
+
+// An answer of which no token has come yet.
+function isEmptyAnswer(message) { return message.role === "assistant" && !message.content && !message.reasoning && !message.tool_calls; }
 
 function storable(message) {
   if (message.content.length <= MAX_STORED_CHARS && !(message.reasoning?.length > MAX_STORED_CHARS)) return message;

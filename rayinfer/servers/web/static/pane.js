@@ -38,6 +38,11 @@ export function pane(opened, { onChange = () => {}, onBusy = () => {}, onModel =
   }, { passive: true });
   new ResizeObserver(() => { if (isAtEnd) log.scrollTop = END_PX; }).observe(log);
   system.input.addEventListener("change", () => { conversation.system = system.value; onChange(conversation); });
+  // A question is stored before its answer ends, and what there is of an answer when the page is left.
+  const unsaved = new Set();
+  const save = () => { for (const changed of unsaved) { unsaved.delete(changed); onChange(changed); } };
+  const saveSoon = (changed) => { unsaved.add(changed); setTimeout(save); };
+  addEventListener("pagehide", () => { if (abort) unsaved.add(conversation); save(); });
 
   const body = () => {
     const messages = conversation.messages.filter((each) => !each.image && each.role !== "labels").map(({ role, content, images: sent, tool_calls, tool_call_id }) =>
@@ -125,7 +130,7 @@ export function pane(opened, { onChange = () => {}, onBusy = () => {}, onModel =
       figures.textContent = `answer after ${seconds((performance.now() - started) / 1000)}`;
     } catch (error) { if (error.name !== "AbortError") failure = error.message; }
     if (abort === controller) setBusy(null);
-    onChange(mine);
+    saveSoon(mine);
     if (mine !== conversation) return; // another one was opened meanwhile
     show();
     if (failure !== null) fail(failure);
@@ -136,6 +141,7 @@ export function pane(opened, { onChange = () => {}, onBusy = () => {}, onModel =
     const mine = conversation, controller = new AbortController(), message = { role: "assistant", content: "" };
     mine.messages.push(message);
     setBusy(controller);
+    saveSoon(mine);
     show();
     const stream = answerElements(log.lastElementChild, message);
     const progress = progressOf(figures);
@@ -160,7 +166,7 @@ export function pane(opened, { onChange = () => {}, onBusy = () => {}, onModel =
     draw();
     const isEmpty = ["stopped", "failed"].includes(progress.note) && !message.content && !message.reasoning && !message.tool_calls;
     if (isEmpty) mine.messages.splice(mine.messages.indexOf(message), 1); // later requests have no empty answer
-    setTimeout(() => onChange(mine));
+    saveSoon(mine);
     if (mine !== conversation) return; // another one was opened meanwhile
     if (isEmpty || message.tool_calls) show();
     if (failure) fail(failure);
