@@ -224,7 +224,7 @@ def test_a_mode_with_speculation_is_compared_with_itself_without(results):
     (ratio,) = speculation_ratios_of(results)
     assert (ratio.own_label, ratio.peer_label) == ("rayinfer bfloat16+speculation", "rayinfer bfloat16")
     assert ratio.better_by == pytest.approx(0.95)
-    assert ("Speculation", "**0.95x**") == (tables(results)[-2].title, tables(results)[-2].rows[0][-1])
+    assert (tables(results)[-2].title, tables(results)[-2].rows[0][-1]) == ("Speculation", "**0.95x**")
 
 
 def test_tables_hold_medians_ratios_and_conditions(results):
