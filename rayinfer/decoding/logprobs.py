@@ -7,6 +7,9 @@ from torch import Tensor
 
 from rayinfer_kernels import ops
 
+# Logits that a CPU works on at a time: results of many megabytes would be fresh memory from the system in every step.
+_GROUP_BYTES = 4 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class LogprobsTensors:
@@ -18,12 +21,33 @@ class LogprobsTensors:
 
 
 def gather_logprobs(
-    logits: Tensor, token_ids: Tensor, num_top: int, listed_ids: Tensor | None = None
+    logits: Tensor,
+    token_ids: Tensor,
+    num_top: int,
+    listed_ids: Tensor | None = None,
+    *,
+    lines: Tensor | None = None,
 ) -> LogprobsTensors:
-    """Compute the logprobs of `token_ids` [lines] by `logits` [lines, vocab], and of `listed_ids` [lines, m].
+    """Compute the logprobs of `token_ids` [lines] by `logits` [all, vocab], and of `listed_ids` [lines, m].
 
-    No row depends on the others.
+    `lines` are the rows of `logits` that the tokens belong to, by default all. No row depends on the others.
     """
+    num_lines, group = len(token_ids), max(1, _GROUP_BYTES // (4 * logits.shape[1]))
+    if not logits.is_cpu or num_lines <= group:
+        return _gather(logits if lines is None else logits.index_select(0, lines), token_ids, num_top, listed_ids)
+    parts = []
+    for start in range(0, num_lines, group):
+        part = slice(start, start + group)
+        chosen = logits[part] if lines is None else logits.index_select(0, lines[part])
+        parts.append(_gather(chosen, token_ids[part], num_top, None if listed_ids is None else listed_ids[part]))
+    return LogprobsTensors(
+        token_ids=torch.cat([part.token_ids for part in parts]),
+        logprobs=torch.cat([part.logprobs for part in parts]),
+        ranks=torch.cat([part.ranks for part in parts]),
+    )
+
+
+def _gather(logits: Tensor, token_ids: Tensor, num_top: int, listed_ids: Tensor | None) -> LogprobsTensors:
     logits = logits.float()
     chosen = token_ids.unsqueeze(1)
     own = logits.gather(1, chosen)

@@ -270,7 +270,7 @@ class Sampler:
         lines = self._on_device(scored)
         num_top = int(self._table.at(batch_rows)["num_logprobs"].max()) - 1
         listed = self._listed_at(rows[scored], batch_rows) if self._listed_ids else None
-        return gather_logprobs(logits.index_select(0, lines), token_ids[lines], num_top, listed)
+        return gather_logprobs(logits, token_ids[lines], num_top, listed, lines=lines)
 
     def _listed_at(self, rows: RowNumbers, batch_rows: RowNumbers) -> Tensor | None:
         """Return the listed ids of rows, [rows, most listed]: each row's are its last columns, others mean nothing.
