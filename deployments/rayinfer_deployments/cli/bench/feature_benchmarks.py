@@ -100,12 +100,22 @@ def speculation(
     num_tokens: Annotated[int, typer.Option(min=8, help="longest answer, in tokens")] = 128,
     rounds: Annotated[int, typer.Option(min=1, help="rounds of both, one after the other; the median counts")] = 5,
     temperature: Annotated[float, typer.Option(min=0.0, help="of all requests")] = 0.0,
+    peer: Annotated[str | None, typer.Option(help="run its drafts in the same rounds: llama.cpp")] = None,
+    peers_folder: PeersFolder = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="folder for speculation.md and .json")] = None,
     json_file: JsonFile = None,
     engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
 ) -> None:
-    """Speculative decoding beside none, in turns: code that is edited, texts that are summarized, new code."""
+    """Speculative decoding beside none, in turns: code that is edited, texts that are summarized, new code.
+
+    A peer answers the same prompts in the same rounds, without drafts and in each of its modes.
+    """
+    interrupt_on_signals()  # a peer's server has to be ended
+    from rayinfer.benchmark.offline.llama_cpp_peer import check_peer_name
     from rayinfer.benchmark.offline.speculation import run_speculation_benchmark
 
+    if peer is not None:
+        check_peer_name(peer)
     with progress_log() as log:
         report = run_speculation_benchmark(
             model,
@@ -117,8 +127,12 @@ def speculation(
             temperature=temperature,
             command=typed_command(),
             log=log,
+            peer_setup=None
+            if peer is None
+            else peers_setup(model, peers_folder, engine_settings.get("kernels", "auto"), {}),
         )
     show(report, json_file)
+    _write(report, output, "speculation", "Speculative decoding")
 
 
 @with_engine_options
