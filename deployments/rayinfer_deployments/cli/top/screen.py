@@ -14,8 +14,9 @@ from rayinfer_deployments.cli.top.history import ModelHistory, Sample
 
 BARS = "▁▂▃▄▅▆▇█"
 NONE = "-"
-NARROW = 100  # columns below which bars are short and figures stand in two rows
+NARROW = 100  # columns below which bars, names and figures are short, and figures stand in two rows
 MAX_NAME = 48
+MAX_NARROW_NAME = 16
 MAX_REASON = 200
 MAX_QUEUE_ROWS = 8
 STATE_STYLES = {"running": "green", "dead": "red"}
@@ -42,7 +43,7 @@ def _model(name: str, history: ModelHistory, width: int) -> Panel:
     parts: list[RenderableType] = [
         *_figures(history, 4 if width < NARROW else 8),
         _sparkline(history.rates, width - 6),
-        _engines(sample, 6 if width < NARROW else 16),
+        _engines(sample, is_narrow=width < NARROW),
     ]
     if sample.get("queue"):
         parts.append(_queue(sample["queue"]))
@@ -78,21 +79,36 @@ def _figures(history: ModelHistory, in_a_row: int) -> list[Table]:
     return tables
 
 
-def _engines(sample: Sample, bar_cells: int) -> Table:
-    table = Table("engine", "state", "batch", "", "KV blocks", "", "on", box=None, pad_edge=False, header_style="dim")
+def _engines(sample: Sample, *, is_narrow: bool) -> Table:
+    bar_cells = 6 if is_narrow else 16
+    heads = ("engine", "state", "batch", "", "KV blocks", "used+cached" if is_narrow else "", "on")
+    table = Table(*heads, box=None, pad_edge=False, header_style="dim")
     for name, engine in sample["engines"].items():
         total, used, cached = engine["kv_blocks_total"], engine["kv_blocks_used"], engine.get("kv_blocks_cached", 0)
         most = max(engine.get("max_num_seqs", 0), engine["running"], 1)
+        blocks = (
+            f"{used}+{cached} of {total}"
+            if is_narrow
+            else f"{used} used, {cached} cached, {total - used - cached} free"
+        )
         table.add_row(
-            Text(shown(name)),
+            Text(shown(_end_of_name(name, MAX_NARROW_NAME if is_narrow else MAX_NAME))),
             Text(shown(engine["state"]), STATE_STYLES.get(engine["state"], "yellow")),
             _bar([(engine["running"], "cyan")], most, bar_cells),
             f"{engine['running']}/{most}",
             _bar([(used, "cyan"), (cached, "blue")], total, bar_cells) if total else Text(NONE),
-            f"{used} used, {cached} cached, {total - used - cached} free" if total else "",
+            blocks if total else "",
             Text(shown(engine.get("device", "")), "dim"),
         )
     return table
+
+
+def _end_of_name(name: str, limit: int) -> str:
+    """Cut the beginning of a long name, up to a hyphen if there is one: names of engines differ in their ends."""
+    if len(name) <= limit:
+        return name
+    end = name[1 - limit :]
+    return f"…{end.partition('-')[2] or end}"
 
 
 def _queue(rows: Sequence[Mapping[str, Any]]) -> Text:

@@ -35,8 +35,8 @@ def model(tmp_path):
     )
 
 
-def run(*arguments):
-    return CliRunner().invoke(build_application(), ["top", *arguments], env={"COLUMNS": "140"})
+def run(*arguments, columns=140):
+    return CliRunner().invoke(build_application(), ["top", *arguments], env={"COLUMNS": str(columns)})
 
 
 def test_figures_of_a_service_are_printed_once(model):
@@ -47,6 +47,16 @@ def test_figures_of_a_service_are_printed_once(model):
     assert shown.exit_code == 0, shown.output
     for part in ("tiny", "ready", "engine-1", "10 used, 20 cached, 10 free", "5 of alice at priority 2"):
         assert part in shown.output
+
+
+def test_names_of_engines_differ_in_eighty_columns(model):
+    engines = {f"rayinfer-engine-{end}": replace(ENGINE, kv_blocks_total=5825) for end in ("fqeus0bj", "pccnm3j2")}
+    with served(build_app({"tiny": replace(model, generator=FakeGenerator(engines=engines))}, ServiceMetrics())) as url:
+        shown = run("--base-url", url, "--once", columns=80).output
+    for end in ("fqeus0bj", "pccnm3j2"):
+        line = next(line for line in shown.splitlines() if f"…{end}" in line)
+        assert line.split()[2] == "running"
+        assert "10+20 of 5825" in line
 
 
 def test_names_of_others_are_plain_text(model):
