@@ -65,7 +65,7 @@ def add_info_routes(app: FastAPI, service: GenerationService, tgi: TgiEndpoints)
     tei = TeiInformation(service)
 
     async def info(request: Request) -> Response:
-        """GET /info."""
+        """GET /info: a model and its limits, in TGI's or TEI's form."""
         choose_error_format(request.scope, tgi_error)
         model = find_path_model(request, service.models, *ALL_TASKS)
         return await (tgi.info(request, model) if _generates(model) else tei.info(request, model))

@@ -50,8 +50,9 @@ class OriginPolicy:
                 "host_not_allowed",
             )
         if is_change and not is_allowed_page and not self._is_own(origin, host, headers.get("sec-fetch-site", "")):
+            pages = "other sites" if origin is None else f"{origin!r:.200}"
             return PermissionDenied(
-                f"Web pages of {origin!r:.200} may not use this service: allow them with --cors-origin.",
+                f"Web pages of {pages} may not use this service: allow them with --cors-origin.",
                 None,
                 "origin_not_allowed",
             )

@@ -28,7 +28,7 @@ class AnthropicEndpoints:
         self._service = service
 
     async def create_message(self, request: Request) -> Response:
-        """POST /v1/messages."""
+        """POST /v1/messages: the next message of a conversation, in Anthropic's form."""
 
         def prepare(raw: dict[str, Any]) -> tuple[bool, PreparedChat]:
             body = check_schema(MessagesBody, raw)

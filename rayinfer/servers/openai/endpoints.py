@@ -54,12 +54,12 @@ class OpenAIEndpoints:
         return json_response(json.dumps(_model_card(model, self._limits)).encode())
 
     async def create_chat_completion(self, request: Request) -> Response:
-        """POST /v1/chat/completions."""
+        """POST /v1/chat/completions: the next message of a conversation."""
         validated = await self._service.prepare(request, partial(self._chat_completion, request))
         return await self._respond(request, validated)
 
     async def create_completion(self, request: Request) -> Response:
-        """POST /v1/completions."""
+        """POST /v1/completions: continue a text."""
         validated = await self._service.prepare(request, partial(self._completion, request))
         return await self._respond(request, validated)
 

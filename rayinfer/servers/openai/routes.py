@@ -60,11 +60,11 @@ def add_openai_routes(
     """Add the paths of OpenAI's protocol to an application; lists of models are Anthropic's where its header comes."""
 
     async def list_models(request: Request) -> Response:
-        """GET /v1/models."""
+        """GET /v1/models: models that are served."""
         return await (anthropic if speaks_anthropic(request.scope) else endpoints).list_models(request)
 
     async def retrieve_model(request: Request, model_id: str) -> Response:
-        """GET /v1/models/{model_id}."""
+        """GET /v1/models/{model_id}: one model."""
         return await (anthropic if speaks_anthropic(request.scope) else endpoints).retrieve_model(request, model_id)
 
     _add_post(app, PREFIX, CHAT_COMPLETIONS, endpoints.create_chat_completion, "ChatCompletion", streams=True)

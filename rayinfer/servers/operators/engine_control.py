@@ -50,7 +50,7 @@ def add_engine_control_routes(app: FastAPI, models: Mapping[str, ServedModel]) -
         return json_response(b'{"status": "paused"}')
 
     async def resume(request: Request) -> Response:
-        """POST /resume."""
+        """POST /resume: let paused engines go on."""
         await _engines(models, request).control(Resume())
         return json_response(b'{"status": "resumed"}')
 
@@ -60,7 +60,7 @@ def add_engine_control_routes(app: FastAPI, models: Mapping[str, ServedModel]) -
         return Response()
 
     async def wake_up(request: Request) -> Response:
-        """POST /wake_up."""
+        """POST /wake_up: give sleeping engines their memory again, and resume them."""
         _refuse_query(request, "tags", "weights and cache wake together")
         await _engines(models, request).control(Wake())
         return Response()

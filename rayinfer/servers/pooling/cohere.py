@@ -49,7 +49,7 @@ class CohereEndpoint:
         self._service = service
 
     async def embed(self, request: Request) -> Response:
-        """POST /v2/embed."""
+        """POST /v2/embed: vectors of texts, in Cohere's form."""
         body, prepared = await self._service.prepare(request, partial(self._check, request))
         context = request_context(request)
         response_id = f"embd-{context.identity.name}"

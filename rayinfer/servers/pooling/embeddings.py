@@ -51,7 +51,7 @@ class InputEndpoints:
         self._service = service
 
     async def create_embeddings(self, request: Request) -> Response:
-        """POST /v1/embeddings."""
+        """POST /v1/embeddings: vectors of texts."""
         checked = await self._service.prepare(request, partial(self._embeddings, request))
         return self._respond(request, checked, "embd", partial(_vectors, "embedding", "embedding"))
 

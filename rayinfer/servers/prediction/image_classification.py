@@ -71,7 +71,7 @@ class ImageEndpoint:
         self._service = service
 
     async def classify(self, request: Request) -> Response:
-        """POST /v1/images/classify."""
+        """POST /v1/images/classify: labels of images and their probabilities."""
         asked = await self._read(request)
         model = find_usable_model(request, self._service.generation.models, asked.model, "classify_images")
         description = predictor_of(model, ("classify",))

@@ -41,11 +41,11 @@ class TgiEndpoints:
         self._service = service
 
     async def generate(self, request: Request) -> Response:
-        """POST /generate."""
+        """POST /generate: continue a text, in TGI's form."""
         return await self._respond(request, stream=False)
 
     async def generate_stream(self, request: Request) -> Response:
-        """POST /generate_stream."""
+        """POST /generate_stream: continue a text as events, in TGI's form."""
         return await self._respond(request, stream=True)
 
     async def generate_at_root(self, request: Request) -> Response:

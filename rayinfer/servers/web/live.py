@@ -112,7 +112,7 @@ def add_live_route(
     streams = LiveStreams()
 
     async def live(request: Request) -> Response:
-        """Stream samples for `STREAM_S` seconds."""
+        """Stream a sample a second of models and engines, for fifteen seconds."""
         caller, address = caller_of(request), "" if request.client is None else request.client.host
         is_operator = caller.has_scope(Scope.OPERATE)
         if caller.key is None:

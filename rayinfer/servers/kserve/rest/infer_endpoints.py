@@ -37,7 +37,7 @@ class InferEndpoints:
         self._body_limits = body_limits
 
     async def infer(self, request: Request, name: str, version: str = "") -> Response:
-        """POST /v2/models/{name}/infer."""
+        """POST /v2/models/{name}/infer: run a model on tensors."""
         model = self._service.repository.find_ready(caller_of(request), name, version)
         context = request_context(request)
         body = await read_infer_body(request, self._body_limits.of(request.scope))
@@ -59,19 +59,19 @@ class InferEndpoints:
         return AwaitedResponse(respond)
 
     async def generate(self, request: Request, name: str, version: str = "") -> Response:
-        """POST /v2/models/{name}/generate."""
+        """POST /v2/models/{name}/generate: continue a text."""
         text = await self._read_generate(request, name, version, streams=False)
         collector = TextCollector(text)
         outputs = self._service.outputs(request_context(request), text)
         return WholeResponse(outputs, collector, collector.body)
 
     async def generate_stream(self, request: Request, name: str, version: str = "") -> Response:
-        """POST /v2/models/{name}/generate_stream."""
+        """POST /v2/models/{name}/generate_stream: continue a text as events."""
         text = await self._read_generate(request, name, version, streams=True)
         return StreamedResponse(self._service.outputs(request_context(request), text), GenerateEvents(text))
 
     async def predict(self, request: Request, name: str) -> Response:
-        """POST /v1/models/{name}:predict."""
+        """POST /v1/models/{name}:predict: predictions, in KServe v1's form."""
         choose_error_format(request.scope, kserve_error)
         model = self._service.repository.find_ready(caller_of(request), name)
         context = request_context(request)

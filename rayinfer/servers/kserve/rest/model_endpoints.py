@@ -34,39 +34,39 @@ class ModelEndpoints:
         self._body_limits = body_limits
 
     async def live(self) -> Response:
-        """GET /v2/health/live."""
+        """GET /v2/health/live: whether the process answers."""
         return _answer({"live": True})
 
     async def ready(self, request: Request) -> Response:
-        """GET /v2/health/ready."""
+        """GET /v2/health/ready: whether all models are ready."""
         self._repository.check_all_ready(recognized_caller(request))
         return _answer({"ready": True})
 
     async def server(self) -> Response:
-        """GET /v2."""
+        """GET /v2: name, version and extensions of the server."""
         return _answer(server_metadata())
 
     async def metadata(self, request: Request, name: str, version: str = "") -> Response:
-        """GET /v2/models/{name}."""
+        """GET /v2/models/{name}: inputs and outputs of a model."""
         return _answer(model_metadata(self._repository.find(caller_of(request), name, version)))
 
     async def config(self, request: Request, name: str, version: str = "") -> Response:
-        """GET /v2/models/{name}/config."""
+        """GET /v2/models/{name}/config: a model's configuration, in Triton's form."""
         return _answer(model_config(self._repository.find(caller_of(request), name, version)))
 
     async def model_ready(self, request: Request, name: str, version: str = "") -> Response:
-        """GET /v2/models/{name}/ready."""
+        """GET /v2/models/{name}/ready: whether a model is ready."""
         self._repository.find_ready(caller_of(request), name, version)
         return _answer({"name": name, "ready": True})
 
     async def statistics(self, request: Request, name: str = "", version: str = "") -> Response:
-        """GET /v2/models/stats, and of one model."""
+        """GET /v2/models/stats: counts and times of the requests to all models, or to one."""
         caller = caller_of(request)
         names = [self._repository.find(caller, name, version).name] if name else self._repository.names(caller)
         return _answer({"model_stats": [self._statistics.of(each).as_dict(each, VERSION) for each in names]})
 
     async def index(self, request: Request) -> Response:
-        """POST /v2/repository/index."""
+        """POST /v2/repository/index: models and their states."""
         only_ready = (await self._read(request)).get("ready")
         if not isinstance(only_ready, bool | None):
             raise InvalidParameter("ready must be true or false", "ready")
@@ -74,7 +74,7 @@ class ModelEndpoints:
         return json_response(json.dumps(entries, ensure_ascii=False).encode())
 
     async def load(self, request: Request, name: str) -> Response:
-        """POST /v2/repository/models/{name}/load."""
+        """POST /v2/repository/models/{name}/load: load a model."""
         parameters = (await self._read(request)).get("parameters") or {}
         if not isinstance(parameters, dict):
             raise InvalidParameter("parameters must be an object", "parameters")
@@ -82,19 +82,19 @@ class ModelEndpoints:
         return _answer({})
 
     async def unload(self, request: Request, name: str) -> Response:
-        """POST /v2/repository/models/{name}/unload."""
+        """POST /v2/repository/models/{name}/unload: unload a model."""
         await self._read(request)
         self._repository.unload(caller_of(request), name)
         return _answer({})
 
     async def trace_settings(self, request: Request, name: str = "") -> Response:
-        """GET and POST /v2/trace/setting, and of one model."""
+        """GET and POST /v2/trace/setting: trace settings in Triton's form, of all models or of one."""
         if name:
             self._repository.find(caller_of(request), name)
         return await self._settings(request, TRACE_SETTINGS, "Trace settings")
 
     async def log_settings(self, request: Request) -> Response:
-        """GET and POST /v2/logging."""
+        """GET and POST /v2/logging: settings of the log."""
         return await self._settings(request, LOG_SETTINGS, "Logging settings")
 
     async def refuse_shared_memory(self) -> Response:

@@ -28,24 +28,24 @@ class BatchEndpoints:
         self._on_batch = on_batch
 
     async def create(self, request: Request) -> Response:
-        """POST /v1/batches."""
+        """POST /v1/batches: start a batch over a file's requests."""
         new = _new_batch(request, decode_object(await read_body(request)))
         batch = await self._batches.create_batch(new)
         self._on_batch()
         return as_response(batch.as_json())
 
     async def list(self, request: Request) -> Response:
-        """GET /v1/batches."""
+        """GET /v1/batches: batches of the caller."""
         batches = await self._batches.list_batches(owner_of(request))
         return page(request, [batch.as_json() for batch in batches])
 
     async def retrieve(self, request: Request, batch_id: str) -> Response:
-        """GET /v1/batches/{batch_id}."""
+        """GET /v1/batches/{batch_id}: one batch."""
         batch = await self._batches.find_batch(owner_of(request), batch_id)
         return as_response(batch.as_json())
 
     async def cancel(self, request: Request, batch_id: str) -> Response:
-        """POST /v1/batches/{batch_id}/cancel."""
+        """POST /v1/batches/{batch_id}/cancel: cancel a batch."""
         batch = await self._batches.cancel_batch(owner_of(request), batch_id)
         self._on_batch()
         return as_response(batch.as_json())

@@ -45,7 +45,7 @@ class FileEndpoints:
         return as_response(file.as_json())
 
     async def list(self, request: Request) -> Response:
-        """GET /v1/files."""
+        """GET /v1/files: files of the caller."""
         purpose = request.query_params.get("purpose")
         files = await self._batches.list_files(owner_of(request), purpose)
         order = request.query_params.get("order", "desc")
@@ -56,19 +56,19 @@ class FileEndpoints:
         return page(request, [file.as_json() for file in files], max_limit=10_000, default_limit=10_000)
 
     async def retrieve(self, request: Request, file_id: str) -> Response:
-        """GET /v1/files/{file_id}."""
+        """GET /v1/files/{file_id}: one file."""
         file = await self._batches.find_file(owner_of(request), file_id)
         return as_response(file.as_json())
 
     async def content(self, request: Request, file_id: str) -> Response:
-        """GET /v1/files/{file_id}/content."""
+        """GET /v1/files/{file_id}/content: a file's content."""
         owner = owner_of(request)
         file = await self._batches.find_file(owner, file_id)
         headers = {"Content-Length": str(file.num_bytes)}
         return StreamingResponse(self._parts(owner, file), media_type="application/octet-stream", headers=headers)
 
     async def delete(self, request: Request, file_id: str) -> Response:
-        """DELETE /v1/files/{file_id}."""
+        """DELETE /v1/files/{file_id}: delete a file."""
         await self._batches.delete_file(owner_of(request), file_id)
         return as_response({"id": file_id, "object": "file", "deleted": True})
 

@@ -34,7 +34,7 @@ class ResponsesEndpoints:
         self._background = BackgroundResponses(store)
 
     async def create(self, request: Request) -> Response:
-        """POST /v1/responses."""
+        """POST /v1/responses: a response to texts or a conversation."""
         owner = owner_of(request)
 
         def prepare(raw: dict[str, Any]) -> ResponsesRequest:
@@ -58,13 +58,13 @@ class ResponsesEndpoints:
         return WholeResponse(outputs, answer, answer.body)
 
     async def retrieve(self, request: Request, response_id: str) -> Response:
-        """GET /v1/responses/{response_id}."""
+        """GET /v1/responses/{response_id}: a stored response."""
         if request.query_params.get("stream", "false").lower() not in ("false", "0"):
             raise InvalidParameter("stream is not supported here.", "stream", "unsupported_parameter")
         return _json(self._store.find(owner_of(request), response_id).body)
 
     async def delete(self, request: Request, response_id: str) -> Response:
-        """DELETE /v1/responses/{response_id}."""
+        """DELETE /v1/responses/{response_id}: delete a stored response."""
         self._store.delete(owner_of(request), response_id)
         return _json({"id": response_id, "object": "response", "deleted": True})
 

@@ -49,9 +49,9 @@ function linkTo(path, text) {
 }
 
 function operationElement({ path, method, operation }, document_) {
-  const about = (operation.description ?? operation.summary ?? "").split("\n")[0];
+  const about = aboutOf(operation);
   const details = el("details", {}, el("summary", {}, el("span", { class: `method ${method}` }, method), " ", el("code", {}, path), " ",
-    about === `${method} ${path}.` ? null : el("span", { class: "muted" }, about)));
+    el("span", { class: "muted" }, about)));
   details.addEventListener("toggle", () => {
     if (!details.open || details.children.length > 1) return;
     const content = operation.requestBody?.content ?? {};
@@ -62,6 +62,12 @@ function operationElement({ path, method, operation }, document_) {
       el("p", {}, "Answers: ", Object.entries(operation.responses ?? {}).map(([status, each]) => `${status} ${each.description ?? ""}`).join("; ")));
   });
   return details;
+}
+
+// The first line of a description, without the path that it may begin with.
+function aboutOf({ description, summary }) {
+  const text = (description ?? summary ?? "").split("\n")[0].replace(/^[A-Z]+( and [A-Z]+)? \/[^\s]*?[:.,]?(\s+|$)/, "");
+  return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
 // One line a field: its name, type and description; unions and references are followed once.

@@ -48,6 +48,12 @@ async def test_pages_of_other_sites_may_change_nothing(models, metrics, headers,
     assert await status_of(client, headers) == status
 
 
+async def test_a_page_that_names_no_origin_is_one_of_other_sites(models, metrics):
+    async with client_of(models, metrics) as client:
+        refused = await client.post("/v1/completions", headers={"Sec-Fetch-Site": "cross-site"}, json=BODY)
+    assert refused.json()["error"]["message"].startswith("Web pages of other sites may not use this service")
+
+
 @pytest.mark.parametrize("path", ["/", "/metrics", "/v1/models", "/v1/requests", "/health"])
 @pytest.mark.parametrize(
     ("host", "is_allowed"), [("rebound.example", False), ("127.0.0.1:8000", True), ("[::1]", True)]
