@@ -20,6 +20,14 @@ DRAWN = """(canvas, color) => {
     return found;
 }"""
 
+ROWS = """(canvas, color) => {
+    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height), rows = [];
+    for (let at = 0; at < data.length; at += 4) {
+        if (color.every((each, index) => data[at + index] === each)) rows.push(Math.floor(at / 4 / canvas.width));
+    }
+    return rows;
+}"""
+
 
 @pytest.fixture
 def fake_service(fake_models):
@@ -106,6 +114,25 @@ def test_charts_have_lines_and_marks(visit, fake_service):
     assert page.locator("canvas").nth(1).evaluate(DRAWN, blue) == 0  # no first token came
 
 
+def test_latencies_of_different_sizes_are_both_above_the_axis(visit, fake_service):
+    opened = visit(fake_service, color_scheme="light")
+    opened.expected = ("Canvas2D",)
+    page = opened.page
+    times = [
+        {
+            "first_token": {"bounds": [10, 20], "counts": [0, count, 0]},
+            "inter_token": {"bounds": [0.02, 0.03], "counts": [0, count, 0]},
+        }
+        for count in (0, 5, 9, 12)
+    ]
+    show_samples(page, *(model(**each) for each in times))
+    rows = page.locator("canvas").nth(1).evaluate(ROWS, [176, 84, 10])
+    assert len(rows) > 0
+    assert (
+        page.locator("canvas").nth(1).evaluate("(canvas) => canvas.height") - max(rows) > 18 + 5
+    )  # of the axis, and more
+
+
 def test_changes_are_listed_as_events(visit, fake_service):
     page = visit(fake_service).page
     show_samples(
@@ -117,7 +144,7 @@ def test_changes_are_listed_as_events(visit, fake_service):
     events = [text.split(" ", 1)[1] for text in page.locator(".marks li").all_inner_texts()]
     assert events == [
         "not ready: paused",
-        "engine e1 preempted 2",
+        "engine e1 preempted 2 requests",
         "2 streams migrated",
         "engine e3 joined",
         "engine e1 is dead",
@@ -221,7 +248,7 @@ def test_the_trace_of_a_running_request_grows(visit, fake_service):
     page.goto(f"{fake_service}/#requests/cmpl-1")
     page.locator(".trace tbody tr").wait_for()
     events.append({"name": "dispatched", "time_s": START_S + 1, "details": {"engine": "e1", "why": "only"}})
-    page.locator(".phases li", has_text="now: sent to e1 (only)").wait_for()
+    page.locator(".phases li", has_text="now: sent to e1 (the only engine)").wait_for()
     events.append({"name": "finished", "time_s": START_S + 2, "details": {}})
     page.locator(".trace tbody tr").nth(2).wait_for()
     assert page.locator(".phases li", has_text="now").count() == 0
@@ -245,7 +272,7 @@ def test_a_waterfall_shows_that_a_lost_engine_has_run(visit, fake_service):
         "waits in the router 1.00 s",
         "ran on e1, 57 tokens by then 1.00 s",
         "migrates from e1 (engine lost) 1.00 s",
-        "sent to e2 (only) 1.00 s",
+        "sent to e2 (the only engine) 1.00 s",
     ]
 
 

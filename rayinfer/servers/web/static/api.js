@@ -38,7 +38,8 @@ export async function call(path, { body, signal, method } = {}) {
   } catch (error) { throw error.name === "AbortError" ? error : new ServiceError(undefined, "The service is unreachable."); }
   if (!response.ok) {
     const retryAfterS = Number(response.headers.get("Retry-After")) || 0;
-    throw new ServiceError(response.status, await errorText(response), retryAfterS);
+    const text = response.status === 401 && !apiKey ? "This service needs an API key: enter it at the top of the page." : await errorText(response);
+    throw new ServiceError(response.status, text, retryAfterS);
   }
   return response;
 }

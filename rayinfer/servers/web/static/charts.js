@@ -2,7 +2,7 @@
 
 import { el, number } from "./elements.js";
 
-const LEFT = 44, BOTTOM = 18, TOP = 8;
+const LEFT = 48, BOTTOM = 18, TOP = 8;
 const UNITS = [[1e9, "B"], [1e6, "M"], [1e3, "K"]]; // of what is too wide for the left side
 const GAP_S = 5; // without samples: the line is broken
 
@@ -16,7 +16,7 @@ export function lineChart(label, names, options) {
   return { canvas, show(points, marks) { latest = { points, marks }; draw(); } };
 }
 
-function drawLines(canvas, { width, height }, names, { points, marks }, { span, factor = 1, digits }) {
+function drawLines(canvas, { width, height }, names, { points, marks }, { span, factor = 1, digits, isLogarithmic = false }) {
   const scale = window.devicePixelRatio || 1;
   if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
     canvas.width = Math.round(width * scale);
@@ -28,18 +28,18 @@ function drawLines(canvas, { width, height }, names, { points, marks }, { span, 
   paint.setTransform(scale, 0, 0, scale, 0, 0);
   paint.clearRect(0, 0, width, height);
   paint.font = `12px ${style.fontFamily}`;
-  const highest = points.reduce((most, point) => names.reduce((top, name) => Math.max(top, point[name] ?? 0), most), 0) * factor;
-  const top = niceTop(highest);
+  const values = points.flatMap((point) => names.map((name) => (point[name] ?? 0) * factor));
+  const { ticks, shareOf, label } = isLogarithmic ? logarithmicAxis(values) : linearAxis(values, digits);
   const end = points.at(-1).time;
   const x = (time) => width - 4 - (end - time) / span * (width - LEFT - 8);
-  const y = (value) => height - BOTTOM - value / top * (height - BOTTOM - TOP);
+  const y = (value) => height - BOTTOM - shareOf(value) * (height - BOTTOM - TOP);
   paint.lineWidth = 1;
   paint.strokeStyle = color("--line");
   paint.fillStyle = color("--muted");
   paint.textAlign = "right";
-  for (const value of [0, top / 2, top]) {
+  for (const value of ticks) {
     paint.beginPath(); paint.moveTo(LEFT, y(value)); paint.lineTo(width - 4, y(value)); paint.stroke();
-    paint.fillText(top < 10_000 ? number(value, top < 4 ? 1 : digits) : compact(value), LEFT - 6, y(value) + 4);
+    paint.fillText(label(value), LEFT - 6, y(value) + 4);
   }
   paint.textAlign = "left";
   paint.fillText("5 min ago", LEFT, height - 3);
@@ -68,6 +68,21 @@ function drawLines(canvas, { width, height }, names, { points, marks }, { span, 
     }
     paint.stroke();
   });
+}
+
+function linearAxis(values, digits) {
+  const top = niceTop(values.reduce((most, value) => Math.max(most, value), 0));
+  return { ticks: [0, top / 2, top], shareOf: (value) => value / top, label: (value) => top < 10_000 ? number(value, top < 4 ? 1 : digits) : compact(value) };
+}
+
+// Milliseconds of different sizes, from one power of ten to another; at most five are named.
+function logarithmicAxis(values) {
+  const powers = values.filter((value) => value > 0).map(Math.log10);
+  const low = powers.reduce((least, power) => Math.min(least, Math.floor(power)), powers.length ? Infinity : 0);
+  const high = powers.reduce((most, power) => Math.max(most, Math.ceil(power)), low + 2);
+  const step = Math.ceil((high - low) / 4), ticks = [];
+  for (let power = low; power <= high; power += step) ticks.push(10 ** power);
+  return { ticks, shareOf: (value) => Math.max(0, Math.log10(value) - low) / (high - low), label: (value) => value < 1000 ? `${number(value, value < 1 ? 1 : 0)} ms` : `${number(value / 1000)} s` };
 }
 
 // The smallest of 1, 2 or 5 times a power of ten that is not below a value.

@@ -17,11 +17,16 @@ export function el(tag, attributes = {}, ...children) {
   return element;
 }
 
+// Characters that turn the direction of what follows, written out as their codes (as in JSON and Python).
+export function plain(text) {
+  return text.replace(/[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, (each) => `\\u${each.charCodeAt(0).toString(16).padStart(4, "0")}`);
+}
+
 export function button(label, onclick, attributes = {}) { return el("button", { type: "button", onclick, ...attributes }, label); }
 
 export function field(label, input) { return el("label", { class: "field" }, el("span", {}, label), input); }
 
-export function alertLine(text) { return el("p", { class: "error", role: "alert" }, text.length > SHOWN_ERROR ? `${text.slice(0, SHOWN_ERROR)}…` : text); }
+export function alertLine(text) { return el("p", { class: "error", role: "alert" }, plain(text.length > SHOWN_ERROR ? `${text.slice(0, SHOWN_ERROR)}…` : text)); }
 
 // Written by hand: the browser's own formats take milliseconds to load, and tables have hundreds of numbers.
 export function number(value, digits = 0) {
@@ -42,8 +47,8 @@ export function clockTime(timeS) { return new Date(timeS * 1000).toTimeString().
 // Sets a text only where it differs: what a screen reader announces, and what is laid out again, stays little.
 export function setText(element, text) { if (element.textContent !== text) element.textContent = text; }
 
-function openDialog(title, children) {
-  const dialog = el("dialog", { "aria-label": title }, el("h2", {}, title), ...children);
+function openDialog(named, children) {
+  const title = plain(named), dialog = el("dialog", { "aria-label": title }, el("h2", {}, title), ...children);
   dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);
   dialog.showModal();
@@ -88,7 +93,7 @@ async function copy(text, selected) {
 export function confirmDialog(title, text, label, fields = []) {
   return new Promise((resolve) => {
     let outcome = null;
-    const form = el("form", { method: "dialog" }, el("p", {}, text), fields,
+    const form = el("form", { method: "dialog" }, el("p", {}, plain(text)), fields,
       el("div", { class: "row" }, el("button", { type: "submit", class: "primary" }, label), button("Cancel", () => dialog.close())));
     form.addEventListener("submit", () => { outcome = Object.fromEntries(new FormData(form)); });
     const dialog = openDialog(title, [form]);

@@ -1,10 +1,11 @@
 // The next request as a command line and as a program. Loaded when one is wanted.
 
 import { url } from "./api.js";
-import { showDialog } from "./elements.js";
+import { plain, showDialog } from "./elements.js";
 
 const CUT = "…(cut)";
 const SHOWN_TEXT = 2000; // characters of each text
+const ARGUMENT_CHARS = 30_000; // of a command; systems take 128 KiB, and a character has up to four
 
 const FILE = Symbol.for("file"); // of an `image_url`: the name of the file to read in place of its data
 const FORMS = { curl: ["The next request as curl", asCurl], Python: ["The next request in Python", asPython] };
@@ -32,7 +33,8 @@ function shortened(value) {
 function asCurl(path, body) {
   const { texts, names } = filesIn(body), [first, ...rest] = texts.map(quoted);
   const data = names.map((name, index) => `  base64 < ${quoted(name)} | tr -d '\\n'\n  printf %s ${rest[index]}\n`).join("");
-  return `${data && `{\n  printf %s ${first}\n${data}} | `}curl -N ${url(path)} \\\n  -H 'Content-Type: application/json' \\\n  -H "Authorization: Bearer $RAYINFER_API_KEY" \\\n  -d ${data ? "@-" : first}`;
+  const piped = data ? `{\n  printf %s ${first}\n${data}} | ` : first.length > ARGUMENT_CHARS ? `printf %s ${first} | ` : "";
+  return `${piped}curl -N ${url(path)} \\\n  -H 'Content-Type: application/json' \\\n  -H "Authorization: Bearer $RAYINFER_API_KEY" \\\n  -d ${piped ? "@-" : first}`;
 }
 
 function quoted(text) { return `'${text.replaceAll("'", "'\\''")}'`; }
@@ -40,11 +42,11 @@ function quoted(text) { return `'${text.replaceAll("'", "'\\''")}'`; }
 // A body's JSON as texts, and the names of files whose base64 belongs between them.
 function filesIn(body) {
   const mark = `${Math.random()}${Math.random()}`, names = []; // in no text
-  const text = JSON.stringify(body, (_, value) => {
+  const text = plain(JSON.stringify(body, (_, value) => {
     if (!value?.[FILE]) return value;
     names.push(value[FILE]);
     return { url: headOf(value.url) + mark };
-  }, 2);
+  }, 2));
   return { texts: text.split(mark), names };
 }
 
@@ -56,7 +58,7 @@ function literal(value) {
   if (value === false) return "False";
   if (value === null) return "None";
   if (Array.isArray(value)) return `[${value.map(literal).join(", ")}]`;
-  if (typeof value !== "object") return JSON.stringify(value);
+  if (typeof value !== "object") return plain(JSON.stringify(value));
   if (value[FILE]) return `{"url": ${JSON.stringify(headOf(value.url))} + base64_of(${JSON.stringify(value[FILE])})}`;
   return `{${Object.entries(value).map(([name, each]) => `${JSON.stringify(name)}: ${literal(each)}`).join(", ")}}`;
 }

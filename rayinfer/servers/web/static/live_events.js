@@ -10,15 +10,17 @@ export function eventsOf(time, before, now) {
     const known = before.engines[engine];
     if (!known) mark("good", `engine ${short(engine)} joined`);
     else if (known.state !== stats.state) mark(stats.state === "dead" ? "bad" : "warn", `engine ${short(engine)} is ${stats.state}`);
-    else if (stats.preemptions > known.preemptions) mark("warn", `engine ${short(engine)} preempted ${stats.preemptions - known.preemptions}`);
+    else if (stats.preemptions > known.preemptions) mark("warn", `engine ${short(engine)} preempted ${counted(stats.preemptions - known.preemptions, "request")}`);
   }
   const migrated = now.migrations - before.migrations;
-  if (migrated > 0) mark("warn", `${migrated} stream${migrated === 1 ? "" : "s"} migrated`);
+  if (migrated > 0) mark("warn", `${counted(migrated, "stream")} migrated`);
   if (before.ready !== now.ready) mark(now.ready ? "good" : "bad", now.ready ? "ready" : `not ready: ${now.reason ?? ""}`);
   const known = before.scaling?.length ? before.scaling.at(-1).time_s : 0;
   for (const each of now.scaling ?? []) if (each.time_s > known) mark("warn", `${each.before} to ${each.after} engines`);
   return found;
 }
+
+function counted(count, noun) { return `${count} ${noun}${count === 1 ? "" : "s"}`; }
 
 // The end of a long name, where names of engines differ, from a hyphen on.
 function short(engine) { return engine.length <= SHOWN_NAME ? engine : engine.slice(-SHOWN_NAME).replace(/^[^-]*-|^/, "…"); }

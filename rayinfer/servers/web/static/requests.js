@@ -8,7 +8,7 @@ import { waterfall } from "./waterfall.js";
 const REFRESH_MS = 2000;
 const ROWS_A_SLICE = 10;
 const COLUMNS = ["Received", "Request", "Model", "State", "Prompt", "Cached", "Output", "Queue", "First token", "Total", "Engines"];
-const HINT = "The latest requests of your key. A click leads to a request's life; chat shows a link under each answer.";
+const HINT = "The latest requests. An id leads to that request's life; the chat has a link, trace, under each answer.";
 
 export function requestsView(view, id) {
   const input = el("input", { type: "text", value: id, "aria-label": "Request id", placeholder: "id, such as chatcmpl-…", spellcheck: "false", maxlength: 1000 });

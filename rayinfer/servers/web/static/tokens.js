@@ -1,7 +1,7 @@
 // Completion of a text, token by token: how likely each was, and what else could have come.
 
 import { call, events } from "./api.js";
-import { alertLine, button, el, exportButtons, number, seconds } from "./elements.js";
+import { alertLine, button, el, exportButtons, number, plain, seconds } from "./elements.js";
 import { longField } from "./fields.js";
 import { settings } from "./settings.js";
 
@@ -23,10 +23,10 @@ export function tokensView(view) {
   const choose = (index) => {
     const { token, logprob, top } = tokens[index];
     const before = prompt.value + tokens.slice(0, index).map((each) => each.token).join("");
-    panel.replaceChildren(el("p", {}, "Token ", el("code", {}, visible(token)), `, probability ${percent(logprob)}. Go on with another:`),
+    panel.replaceChildren(el("p", {}, "Token ", el("code", { dir: "auto" }, visible(token)), `, probability ${percent(logprob)}. Go on with another:`),
       el("ul", {}, Object.entries(top).sort((a, b) => b[1] - a[1]).map(([other, value]) =>
         el("li", {}, el("button", { type: "button", disabled: other === token, onclick: () => goOn(before + other) },
-          el("code", {}, visible(other)), ` ${percent(value)}`), bar(value)))));
+          el("code", { dir: "auto" }, visible(other)), ` ${percent(value)}`), bar(value)))));
   };
   const goOn = (text) => {
     output.focus({ preventScroll: true }); // the buttons of the alternatives go
@@ -105,4 +105,4 @@ function bar(logprob) { return el("meter", { min: 0, max: 1, value: Math.exp(log
 
 function clipped(token) { return token.length > SHOWN_CHARS ? `${token.slice(0, SHOWN_CHARS)}…` : token; }
 
-function visible(token) { return clipped(token).replaceAll("\n", "⏎").replaceAll(" ", "·") || "(empty)"; }
+function visible(token) { return plain(clipped(token)).replaceAll("\n", "⏎").replaceAll(" ", "·") || "(empty)"; }

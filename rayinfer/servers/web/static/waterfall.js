@@ -9,6 +9,7 @@ const EVENTS_A_SLICE = 40;
 const DETAILS_SHOWN = 2000; // characters
 const PHASES_SHOWN = 200; // of a lane
 const LANES_A_SLICE = 4;
+const WHY = { only: "the only engine", prefix: "it has the prefix cached", load: "it has the least to do" };
 
 // A card of a trace; its table of events is open where it is short, or as `isOpen` says.
 export function waterfall(trace, isOpen = trace.events.length <= OPEN_EVENTS) {
@@ -80,7 +81,7 @@ function take(lane, { name, time_s: time, details }) {
   lane.isSent = name === "dispatched";
   lane.hasTokens ||= name === "first_token";
   lane.next = {
-    dispatched: ["queue", `sent to ${details.engine} (${details.why})`],
+    dispatched: ["queue", `sent to ${details.engine} (${WHY[details.why] ?? details.why})`],
     queued: ["queue", "waits in the engine"],
     loaded: ["queue", `${number(details.tokens)} tokens loaded from the machine's KV store`],
     admitted: ["prefill", `prefill, ${details.cached_tokens ?? 0} tokens cached`],
