@@ -9,6 +9,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace rayinfer {
@@ -36,11 +38,18 @@ using Word = Lanes<kWidth>::Word;
 using Half = Lanes<kWidth>::Half;
 typedef int32_t Int __attribute__((vector_size(kWidth * 4)));
 
-// 6 x 4 of 32 registers hold sums, 6 x 2 of 16; without fused multiplication and addition products need one too.
-constexpr int64_t kTileRows = kSimd == 4 ? 4 : 6;
-constexpr int64_t kTileVectors = kSimd == 16 ? 4 : 2;
+// AVX-512 and AArch64 have 32 registers, others 16.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr bool kHas32Registers = true;
+#else
+constexpr bool kHas32Registers = false;
+#endif
 
-constexpr int64_t kRowsAtOnce = 6;  // x 4 vectors of sums = 24 of the 32 registers of AVX-512
+// 6 x 4 of 32 registers hold sums, 6 x 2 of 16; without fused multiplication and addition products need one too.
+constexpr int64_t kTileRows = kSimd == 4 && !kHas32Registers ? 4 : 6;
+constexpr int64_t kTileVectors = kHas32Registers ? 4 : 2;
+
+constexpr int64_t kRowsAtOnce = 6;  // x 4 vectors of sums = 24 of 32 registers
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -89,6 +98,8 @@ inline bool any_lane(Int holds) {
     return _mm512_test_epi32_mask((__m512i)holds, (__m512i)holds) != 0;
 #elif defined(__AVX2__)
     return _mm256_movemask_epi8((__m256i)holds) != 0;
+#elif defined(__aarch64__)
+    return vmaxvq_u32((uint32x4_t)holds) != 0;
 #else
     int32_t any = 0;
     for (int64_t lane = 0; lane < kWidth; ++lane) any |= holds[lane];

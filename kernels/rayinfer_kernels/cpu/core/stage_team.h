@@ -71,6 +71,8 @@ class StageTeam {
     static void pause() {
 #if defined(__x86_64__)
         __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        asm volatile("yield");
 #endif
     }
 

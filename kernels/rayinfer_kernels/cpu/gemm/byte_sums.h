@@ -1,6 +1,7 @@
 // Sums of products of small integers, in registers: the heart of products with quantized rows.
 //
 // A register holds four neighboring inputs of each of `kByteLanes` outputs. Sums are exact: nothing saturates.
+// On AArch64 both factors have signs (`kMultipliesSigned`); rows lie from -127 to 127.
 #pragma once
 
 #include "gemm/encoded_rows.h"
@@ -19,7 +20,10 @@ constexpr int kByteLanes = 8;
 constexpr int kByteLanes = 4;
 #endif
 
+// Whether bytes are multiplied as they are.
 #if defined(__AVX512BW__) ? defined(__AVX512VNNI__) : defined(__AVX2__) && defined(__AVXVNNI__)
+#define RAYINFER_HAS_BYTE_DOTS 1
+#elif defined(__aarch64__)
 #define RAYINFER_HAS_BYTE_DOTS 1
 #else
 #define RAYINFER_HAS_BYTE_DOTS 0
@@ -45,6 +49,21 @@ inline Quads prepared_row(uint32_t quad) {
     return Quads{} + quad;
 }
 
+#if defined(__aarch64__)
+template <Sign>
+inline __attribute__((always_inline)) void add_products(ByteSums& sums, Quads columns, Quads row) {
+    const int8x16_t weights = (int8x16_t)columns, numbers = (int8x16_t)row;
+#if defined(__ARM_FEATURE_DOTPROD)
+    sums = (ByteSums)vdotq_s32((int32x4_t)sums, weights, numbers);
+#else
+    // Two products fit into sixteen bits, for 2 x 128 x 127 < 2^15.
+    const int16x8_t first = vmull_s8(vget_low_s8(weights), vget_low_s8(numbers));
+    const int16x8_t second = vmull_high_s8(weights, numbers);
+    sums = (ByteSums)vpadalq_s16((int32x4_t)sums, vpaddq_s16(first, second));
+    asm("" : "+w"(sums));  // otherwise GCC fetches numbers early, and then has to spill sums
+#endif
+}
+#else
 // GCC keeps sums in registers around the instruction, but not around its intrinsic.
 template <Sign sign>
 inline __attribute__((always_inline)) void add_products(ByteSums& sums, Quads columns, Quads row) {
@@ -55,6 +74,7 @@ inline __attribute__((always_inline)) void add_products(ByteSums& sums, Quads co
     asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sums) : "x"(without), "x"(with));
 #endif
 }
+#endif
 
 #else
 

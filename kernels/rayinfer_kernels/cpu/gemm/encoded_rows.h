@@ -10,7 +10,8 @@
 
 namespace rayinfer {
 
-#if defined(__AVX512BF16__) && defined(__AVX512VL__)
+// Both add the products of a pair of bfloat16 to a float32, and make 0 of numbers below the smallest normal one.
+#if (defined(__AVX512BF16__) && defined(__AVX512VL__)) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 constexpr bool kHasBfloat16Products = true;
 #else
 constexpr bool kHasBfloat16Products = false;
@@ -22,6 +23,14 @@ constexpr bool kHasBfloat16Products = false;
 constexpr bool kHasWideNumbers = true;
 #else
 constexpr bool kHasWideNumbers = false;
+#endif
+
+// AArch64 multiplies bytes that both have signs. Elsewhere one of the two has none: rows that weights of eight bits are
+// multiplied with are moved up by 128, as the offsets of groups of four bits are stored everywhere.
+#if defined(__aarch64__)
+constexpr bool kMultipliesSigned = true;
+#else
+constexpr bool kMultipliesSigned = false;
 #endif
 
 constexpr int64_t kRowAlignment = 64;  // bytes: every encoded row begins where a cache line does

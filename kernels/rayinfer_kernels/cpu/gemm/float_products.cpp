@@ -36,8 +36,10 @@ template <class E>
 constexpr int64_t kWordsPerRound = kSimd == 8 && kPerWord<E> == 1 ? 2 : 1;
 
 // With AVX2 one row is multiplied by two panels at once: one stream alone does not use a processor's whole bandwidth, which then
-// follows both by itself; prefetches help where a line takes longer to compute.
+// follows both by itself; prefetches help where a line takes longer to compute. On AArch64 one or two rows are multiplied
+// by a whole panel at once, which is then read line after line.
 constexpr int kPairVectors = 8;
+constexpr bool kHasWholePanels = kSimd == 4 && kHas32Registers;
 template <class E>
 constexpr int64_t kAhead = kSimd != 8 ? kStreamAhead : kPerWord<E> == 1 ? 0 : 1024;
 
@@ -147,9 +149,11 @@ void multiply_block(RowTile rows, Panels<E> panels, int64_t num_inputs, bool con
     const RowTiles tiles(rows.num_rows, are_few ? kMostWideRows<E> : kMostRows<E>);
     const bool is_alone = tiles.count == 1;
     // Two panels at a time share what is loaded of the rows; one at a time is read faster.
-    const bool is_wide = kSimd < 16 ? are_few || rows.num_rows <= 2 : panels.count == 2 && !is_alone;
+    const bool is_wide =
+        kSimd == 16 ? panels.count == 2 && !is_alone : kHasWholePanels || are_few || rows.num_rows <= 2;
     const bool is_pair = kSimd == 8 && rows.num_rows == 1 && panels.count == 2;
-    const int64_t step = is_pair ? kPairVectors * kSimd : (is_wide ? 4 : 2) * kSimd;
+    const bool is_whole = kHasWholePanels && rows.num_rows <= 2;
+    const int64_t step = is_pair || is_whole ? kPairVectors * kSimd : (is_wide ? 4 : 2) * kSimd;
     const int64_t num_rounds = num_inputs / kPerWord<E> / kWordsPerRound<E>;
     lookahead.spread(num_rounds * tiles.count * (width / step));
     for (int64_t column = 0; column < width; column += step)
@@ -166,6 +170,11 @@ void multiply_block(RowTile rows, Panels<E> panels, int64_t num_inputs, bool con
                                       width,
                                       is_alone,
                                       lookahead.next(num_rounds)};
+            if constexpr (kHasWholePanels)
+                if (is_whole) {
+                    with_rows<2>(end - row, [&](auto count) { multiply_tile<E, count, kPairVectors>(task); });
+                    continue;
+                }
             if (is_pair)
                 multiply_tile<E, 1, kSimd == 8 ? kPairVectors : 1>(task);
             else if (is_wide)

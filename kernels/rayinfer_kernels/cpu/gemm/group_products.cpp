@@ -27,6 +27,9 @@ RAYINFER_INLINE Word load_bytes(const uint8_t* from) {
     return (Word)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from));
 #elif defined(__AVX2__)
     return (Word)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#elif defined(__aarch64__)
+    const uint8x8_t bytes = vreinterpret_u8_u32(vdup_n_u32(load_raw<uint32_t>(from)));
+    return (Word)vmovl_u16(vget_low_u16(vmovl_u8(bytes)));
 #else
     Word words;
     for (int64_t lane = 0; lane < kWidth; ++lane) words[lane] = from[lane];
@@ -44,6 +47,10 @@ RAYINFER_INLINE Float look_up(Word code, const float* table) {
     const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), (__m256i)code);
     const __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), (__m256i)code);
     return (Float)_mm256_blendv_ps(low, high, (__m256)(code << 28));
+#elif defined(__aarch64__)
+    const uint8_t* bytes = (const uint8_t*)table;
+    const uint8x16x4_t entries = {vld1q_u8(bytes), vld1q_u8(bytes + 16), vld1q_u8(bytes + 32), vld1q_u8(bytes + 48)};
+    return (Float)vqtbl4q_u8(entries, (uint8x16_t)((code & 15u) * 0x04040404u + 0x03020100u));
 #else
     Float numbers;
     for (int64_t lane = 0; lane < kWidth; ++lane) numbers[lane] = table[code[lane] & 15u];

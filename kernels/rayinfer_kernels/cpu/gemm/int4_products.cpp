@@ -31,7 +31,8 @@ constexpr int kVectors = 2;
 constexpr int kLinesPerGroup = 3;
 constexpr int64_t kStep = kVectors * kByteLanes;  // outputs of a tile
 // Each of a tile's sums is kept as an integer and as a float.
-constexpr int64_t kMostRows = kHasWideNumbers ? 4 : kByteLanes < 16 ? 2 : RAYINFER_HAS_BYTE_DOTS ? 6 : 3;
+constexpr int64_t kMostNarrowRows = kHasWideNumbers || kHas32Registers ? 4 : 2;
+constexpr int64_t kMostRows = kByteLanes < 16 ? kMostNarrowRows : RAYINFER_HAS_BYTE_DOTS ? 6 : 3;
 constexpr int64_t kAhead = 2 * kStreamAhead;  // at this distance it measured fastest
 
 typedef uint8_t ScaleBytes __attribute__((vector_size(kByteLanes)));
@@ -79,6 +80,12 @@ inline Quads load_units(const TileTask& task, int v) {
     return load_raw<Quads>(task.panel + (task.output + v * kByteLanes) * 4);
 }
 
+// Offsets were moved up by 128.
+inline Quads load_moved_up(const uint8_t* from) {
+    const Quads quads = load_raw<Quads>(from);
+    return kMultipliesSigned ? quads ^ 0x80808080u : quads;
+}
+
 inline const QuantizedRow& header_of(const TileTask& task, int64_t row) {
     return *(const QuantizedRow*)(task.rows + row * task.row_bytes);
 }
@@ -97,7 +104,7 @@ inline __attribute__((always_inline)) void add_offsets(const TileTask& task, Sum
         decltype(prepared_columns<sign>(Quads{})) prepared[kVectors];
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v)
-            prepared[v] = prepared_columns<sign>(load_raw<Quads>(columns + v * kByteLanes * 4));
+            prepared[v] = prepared_columns<sign>(load_moved_up(columns + v * kByteLanes * 4));
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r) {
             const auto row = prepared_row<sign>(load_raw<uint32_t>(rows + r * task.row_bytes + group));

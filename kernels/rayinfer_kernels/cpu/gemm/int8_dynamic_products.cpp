@@ -1,6 +1,6 @@
 // Products of weights of eight bits with rows of eight bits.
 //
-// A row's numbers were moved up by 128 to have no sign, as the processor's instruction wants it: each output's sum of
+// A row's numbers were moved up by 128 to have no sign, as the instruction of x86-64 wants it: each output's sum of
 // weights, times 128, is taken away again. All of that is exact; then come one rounding to float32 and the two scales.
 //
 // Some inputs of the panels are multiplied by all rows before the next are read, so that they stay in the second cache;
@@ -17,7 +17,7 @@ namespace rayinfer {
 namespace {
 
 constexpr int64_t kMostTileRows = kHasWideNumbers ? 6 : kByteTileRows;
-constexpr int64_t kMostWideRows = kByteLanes < 16 ? 2 : kByteTileRows;
+constexpr int64_t kMostWideRows = kHas32Registers ? kByteTileRows : 2;
 constexpr int64_t kSignedTileRows = 3;
 constexpr int64_t kFewRows = 9;  // from here on widened weights are faster
 constexpr int64_t kAheadOfFew = 1024;
@@ -92,7 +92,7 @@ __attribute__((noinline)) void multiply_tile(const TileTask& task) {
     }
 #pragma GCC unroll 8
     for (int v = 0; v < Vectors; ++v) {
-        const ByteSums moved = load_raw<ByteSums>(task.column_sums + v * kByteLanes) * 128;
+        const ByteSums moved = load_raw<ByteSums>(task.column_sums + v * kByteLanes) * (kMultipliesSigned ? 0 : 128);
         const SumFloats scales = load_raw<SumFloats>(task.scales + v * kByteLanes);
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r) {
@@ -233,6 +233,7 @@ void multiply(int64_t num_rows, const TileTask& task) {
 // How many vectors of columns a tile has, by what the registers hold.
 int64_t tile_vectors(int64_t num_rows, int64_t num_panels) {
     if (kHasWideNumbers) return num_rows == 1 && num_panels == 2 ? 8 : num_rows <= kFewRows ? 4 : 1;
+    if (kHas32Registers && kByteLanes < 16) return 4;
     const bool is_wide = kByteLanes < 16 ? num_rows <= 2 : num_panels == 2 && num_rows > 1;
     return is_wide ? 4 : 2;
 }

@@ -98,7 +98,7 @@ __attribute__((noinline)) void multiply_tile(const TileTask<E>& task) {
 template <class E>
 void multiply_few(RowTile rows, const int8_t* panels, int64_t num_quads, const float* scales, float* sums, int64_t width) {
     const int64_t stride = num_quads * kQuadBytes;
-    const bool is_wide = kSimd < 16 ? rows.num_rows <= 2 : width > kPanelWidth;
+    const bool is_wide = kSimd == 16 ? width > kPanelWidth : kHas32Registers || rows.num_rows <= 2;
     const int64_t step = (is_wide ? 4 : 2) * kSimd;
     const RowTiles tiles(rows.num_rows, kTileRows);
     for (int64_t column = 0; column < width; column += step)

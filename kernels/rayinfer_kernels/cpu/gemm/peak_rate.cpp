@@ -6,7 +6,7 @@
 namespace rayinfer {
 namespace {
 
-constexpr int kChains = kSimd == 16 ? 24 : 12;  // independent sums: of 32 registers, or of 16
+constexpr int kChains = kHas32Registers ? 24 : 12;  // independent sums: of 32 registers, or of 16
 
 enum class Kind : int32_t { float32 = 0, bfloat16 = 1, int8 = 2 };
 

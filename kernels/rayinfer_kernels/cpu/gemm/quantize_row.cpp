@@ -19,6 +19,8 @@ constexpr int64_t kSumsPerLine = kRowAlignment / (int64_t)sizeof(int32_t);
 inline int32_t largest_lane(Int lanes) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_epi32((__m512i)lanes);
+#elif defined(__aarch64__)
+    return vmaxvq_s32((int32x4_t)lanes);
 #endif
     int32_t largest = 0;
     for (int lane = 0; lane < kWidth; ++lane) largest = lanes[lane] > largest ? lanes[lane] : largest;
@@ -48,6 +50,9 @@ inline Numbers nearest(Float x) {
 #elif defined(__SSE2__)
     const __m128i shorts = _mm_packs_epi32(_mm_cvtps_epi32((__m128)x), _mm_setzero_si128());
     return (Numbers)_mm_cvtsi128_si32(_mm_packs_epi16(shorts, shorts));
+#elif defined(__aarch64__)
+    const int16x4_t shorts = vqmovn_s32(vcvtnq_s32_f32((float32x4_t)x));
+    return (Numbers)vget_lane_s32((int32x2_t)vqmovn_s16(vcombine_s16(shorts, shorts)), 0);
 #else
     Numbers numbers;
     for (int lane = 0; lane < kWidth; ++lane) numbers[lane] = (int8_t)__builtin_nearbyintf(x[lane]);
@@ -81,6 +86,8 @@ inline int32_t sum_of_group(const uint8_t* numbers) {
     const __m128i second = _mm_xor_si128(_mm_loadu_si128((const __m128i*)(numbers + 16)), up);
     const __m128i halves = _mm_add_epi64(_mm_sad_epu8(first, zero), _mm_sad_epu8(second, zero));
     return _mm_cvtsi128_si32(halves) + _mm_cvtsi128_si32(_mm_unpackhi_epi64(halves, halves)) - 128 * kGroupSize;
+#elif defined(__aarch64__)
+    return vaddlvq_s8(vld1q_s8((const int8_t*)numbers)) + vaddlvq_s8(vld1q_s8((const int8_t*)numbers + 16));
 #else
     int32_t sum = 0;
     for (int64_t i = 0; i < kGroupSize; ++i) sum += (int8_t)numbers[i];
@@ -92,7 +99,8 @@ void quantize(const float* row, int64_t width, int64_t padded, float inverse, vo
     uint8_t* bytes = quantized_numbers(to);
     [[maybe_unused]] int16_t* wide = wide_numbers(to, padded);
     for (int64_t i = 0; i < padded; i += kWidth) {
-        const Numbers numbers = nearest(load(row + i, width - i) * inverse), stored = moved_up(numbers);
+        const Numbers numbers = nearest(load(row + i, width - i) * inverse);
+        const Numbers stored = kMultipliesSigned ? numbers : moved_up(numbers);
         std::memcpy(bytes + i, &stored, sizeof(stored));
         if constexpr (kHasWideNumbers) {
             typedef int16_t Wide __attribute__((vector_size(kWidth * 2)));
@@ -138,7 +146,7 @@ void quantize_sums(int64_t padded, void* to) {
     }
     QuantizedRow& header = *(QuantizedRow*)to;
     header.sum_scale = largest / kLimit;
-    header.sum_start = total * -128;
+    header.sum_start = kMultipliesSigned ? 0 : total * -128;
 }
 
 }  // namespace

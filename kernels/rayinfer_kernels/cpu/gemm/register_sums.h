@@ -5,6 +5,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace rayinfer {
@@ -39,13 +41,19 @@ RAYINFER_INLINE typename Lanes<W>::Float load_columns(const int8_t* from) {
 #if defined(__AVX2__)
     if constexpr (W == 8) return (Columns)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
 #endif
+#if defined(__aarch64__)
+    const int8x8_t bytes = vreinterpret_s8_u32(vdup_n_u32(load_raw<uint32_t>(from)));
+    return (Columns)vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(bytes))));
+#endif
     return __builtin_convertvector(load_raw<typename Bytes<W>::Vector>(from), Columns);
 }
 
 // sums + columns x factors. With 16 registers GCC keeps sums and columns in them around the instruction only: else it
-// loads columns again for every row.
+// loads columns again for every row. On AArch64 the intrinsic is always one instruction, whatever is around it.
 #if defined(__AVX2__) && defined(__FMA__)
 constexpr int kWidthOfOwnProducts = 8;
+#elif defined(__aarch64__)
+constexpr int kWidthOfOwnProducts = 4;
 #else
 constexpr int kWidthOfOwnProducts = 0;
 #endif
@@ -53,6 +61,9 @@ template <class Columns>
 RAYINFER_INLINE Columns add_product(Columns sums, Columns columns, Columns factors) {
 #if defined(__AVX2__) && defined(__FMA__)
     asm("vfmadd231ps %2, %1, %0" : "+x"(sums) : "x"(columns), "x"(factors));
+#elif defined(__aarch64__)
+    sums = (Columns)vfmaq_f32((float32x4_t)sums, (float32x4_t)columns, (float32x4_t)factors);
+    RAYINFER_KEEP_IN_REGISTER(sums);
 #endif
     return sums;
 }
@@ -71,7 +82,7 @@ struct Units {
     static RAYINFER_INLINE Columns second_of_pair(const E* from) { return columns<0>(from); }
     static RAYINFER_INLINE Columns add(Columns sums, Columns columns, Factor factor) {
         const Columns factors = factor - Columns{};  // 0 + factor would be a sum that is computed: of -0 it makes 0
-        if constexpr (kSimd == 8 && W == kWidthOfOwnProducts) return add_product(sums, columns, factors);
+        if constexpr (kSimd < 16 && W == kWidthOfOwnProducts) return add_product(sums, columns, factors);
         return sums + columns * factors;
     }
 };
@@ -98,7 +109,7 @@ struct WidenedPairs {
     }
 };
 
-#if defined(__AVX512BF16__) && defined(__AVX512VL__)
+#if (defined(__AVX512BF16__) && defined(__AVX512VL__)) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 template <int W>
 struct Pairs {
     using Columns = typename Lanes<W>::Word;
@@ -113,10 +124,16 @@ struct Pairs {
     static RAYINFER_INLINE Columns second_of_pair(const bfloat16* from) { return columns<0>(from) & 0xffff0000u; }
     static RAYINFER_INLINE Sums add(Sums sums, Columns columns, Factor factor) {
         const Columns factors = Columns{} + factor;
+#if defined(__aarch64__)
+        sums = (Sums)vbfdotq_f32((float32x4_t)sums, (bfloat16x8_t)columns, (bfloat16x8_t)factors);
+        RAYINFER_KEEP_IN_REGISTER(sums);
+        return sums;
+#else
         if constexpr (W == 16)
             return (Sums)_mm512_dpbf16_ps((__m512)sums, (__m512bh)columns, (__m512bh)factors);
         else
             return (Sums)_mm256_dpbf16_ps((__m256)sums, (__m256bh)columns, (__m256bh)factors);
+#endif
     }
 };
 template <int W>
