@@ -41,21 +41,26 @@ class PeerMode:
         return self.program == SERVER or number == 1
 
 
-# By name. Those of docs/speculative.md in llama.cpp, with its defaults and for shorter repetitions; and llama-lookup.
+def _ngrams(kind: str, **options: int) -> PeerMode:
+    """Return a mode of the server, with options of this kind of n-grams."""
+    settings = [part for name, value in options.items() for part in (f"--spec-{kind}-{name}", str(value))]
+    return PeerMode(options=("--spec-type", kind, *(part.replace("_", "-") for part in settings)))
+
+
+def _lookup(num_drafts: int) -> PeerMode:
+    return PeerMode(program=LOOKUP, options=("--spec-draft-n-max", str(num_drafts)))
+
+
+# By name. Those of llama.cpp's docs/speculative.md, with its defaults and for shorter repetitions; and llama-lookup.
 MODES: Mapping[str, PeerMode] = {
     OFF: PeerMode(),
-    "lookup, 3 drafts": PeerMode(program=LOOKUP),
-    "lookup, 8 drafts": PeerMode(program=LOOKUP, options=("--spec-draft-n-max", "8")),
-    "ngram-cache": PeerMode(options=("--spec-type", "ngram-cache")),
-    "ngram-simple": PeerMode(options=("--spec-type", "ngram-simple")),
-    "ngram-simple, 3 to 8": PeerMode(
-        options=(
-            *("--spec-type", "ngram-simple"),
-            *("--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", "8"),
-        )
-    ),
-    "ngram-map-k": PeerMode(options=("--spec-type", "ngram-map-k")),
-    "ngram-mod": PeerMode(options=("--spec-type", "ngram-mod")),
+    **{f"lookup {number}": _lookup(number) for number in (3, 8, 16)},  # 3 is its default
+    "ngram-cache": _ngrams("ngram-cache"),
+    "ngram-simple": _ngrams("ngram-simple"),
+    "ngram-simple short": _ngrams("ngram-simple", size_n=3, size_m=8),
+    "ngram-map-k": _ngrams("ngram-map-k"),
+    "ngram-mod": _ngrams("ngram-mod"),
+    "ngram-mod short": _ngrams("ngram-mod", n_match=16, n_min=4),  # 16: llama.cpp warns below
 }
 
 

@@ -63,12 +63,13 @@ class PeerReport:
     results: list[PeerResult]
 
     def tables(self) -> list[Table]:
-        """Return the best mode of each kind of task beside us, and all modes."""
+        """Return the best mode of each kind of task beside us, all modes, and their commands."""
         title = f"{self.name} {self.version}, {self.model}"
         rows = [_mode_row(each) for each in self.results]
         return [
             Table(f"{title}: the fastest of its modes with drafts", BEST_HEADS, self._best_rows()),
             Table(f"{title}: all modes", MODE_HEADS, rows),
+            Table(f"Commands of {self.name}", ("mode", "command"), list(self.commands.items())),
         ]
 
     def _best_rows(self) -> list[tuple[object, ...]]:

@@ -83,7 +83,9 @@ def test_each_mode_runs_its_program_on_the_same_tokens(model_folder, tmp_path):
     assert [len(answer) for answer in several.answers] == [9] * 3
     assert (several.num_drafts, several.num_accepted) == (24, 18)
     assert peer.version() == "7 (abc)"
-    assert peer.commands()["ngram-mod"] == "llama-server --spec-type ngram-mod"
+    commands = peer.commands()
+    assert commands["lookup 8"] == "llama-lookup --spec-draft-n-max 8"
+    assert commands["ngram-mod short"].endswith("ngram-mod --spec-ngram-mod-n-match 16 --spec-ngram-mod-n-min 4")
 
 
 def test_failures_name_the_reason(model_folder, tmp_path):
@@ -92,7 +94,7 @@ def test_failures_name_the_reason(model_folder, tmp_path):
     with pytest.raises(RayinferError, match=f"llama-server read {len(work.prompts[0]) + 1} tokens"):
         peer.answer(MODES[OFF], work)
     with pytest.raises(RayinferError, match="llama-lookup failed: out of memory"):
-        peer.answer(MODES["lookup, 3 drafts"], work)
+        peer.answer(MODES["lookup 3"], work)
 
 
 def test_missing_programs_and_models_are_named(model_folder, tmp_path):
@@ -128,11 +130,11 @@ def test_a_peer_is_measured_in_the_same_rounds(model_folder, tmp_path):
     ]
     by_mode = {each.mode: each for each in report.peer.results[: len(MODES)]}
     assert (by_mode[OFF].gain, by_mode["ngram-mod"].gain, by_mode["ngram-mod"].accepted) == (1, 2, 0.75)
-    assert by_mode["lookup, 3 drafts"].same is None
+    assert by_mode["lookup 3"].same is None
     assert 0 <= by_mode[OFF].same <= 1
-    own, best, all_modes = report.tables()
-    assert [row[3] for row in best.rows] == ["lookup, 3 drafts"] * 3 + ["ngram-cache"] * 3
-    assert (len(own.rows), len(all_modes.rows)) == (6, len(modes))
+    own, best, all_modes, commands = report.tables()
+    assert [row[3] for row in best.rows] == ["lookup 3"] * 3 + ["ngram-cache"] * 3
+    assert (len(own.rows), len(all_modes.rows), len(commands.rows)) == (6, len(modes), len(MODES))
     own_tok_s, off = report.results[0].tok_s, by_mode[OFF]
     assert by_mode["ngram-mod"].ratio == pytest.approx(own_tok_s / 200, rel=0.5)
     assert off.ratio == pytest.approx(report.results[0].off_tok_s / 100, rel=0.5)
