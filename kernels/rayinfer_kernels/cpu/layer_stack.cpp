@@ -257,6 +257,8 @@ class LayerStack {
     void prepare_heads(const LayerArgument& layer, const Cache<E>& cache, int64_t token) {
         const int64_t dim = stack_.head_dim, num_prepared = stack_.num_heads + stack_.num_kv_heads;
         float* row = heads_ + token * heads_width();
+        for (int64_t t = token; t < std::min(token + 2, step_.num_tokens); ++t)  // the next one's meanwhile, too
+            for (int64_t head = 0; head < stack_.num_kv_heads; ++head) cache.fetch(step_.slot_mapping[t], head);
         const int64_t angle = step_.positions[token] * stack_.rotary_dim;
         for (int64_t head = 0; head < num_prepared; ++head) {
             float* at = row + head * dim;

@@ -1,8 +1,10 @@
 // Layout of the paged cache; vnni_cache.py has the same in Python.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
+#include "core/fetch_ahead.h"
 #include "core/lanes.h"
 
 namespace rayinfer {
@@ -50,6 +52,17 @@ struct Cache {
         write_row(value_row, head_dim, value_scales, first_slot(block, head) + token, [&](int64_t d, const E* numbers) {
             for (int64_t i = 0; i < kWidth; ++i) value_at[(d + i) * n] = numbers[i];
         });
+    }
+
+    // Fetches the lines that `write` will store to, of which each store alone would wait for memory.
+    void fetch(int64_t slot, int64_t head) const {
+        constexpr int64_t n = kNeighbors<E>;
+        const int64_t block = slot / block_size, token = slot % block_size;
+        const int64_t channels_per_line = std::max(n, kLine / (block_size * (int64_t)sizeof(E)));
+        const E* key_at = key_block(block, head) + token * n;
+        for (int64_t d = 0; d < padded_dim; d += channels_per_line) __builtin_prefetch(key_at + d * block_size, 1, 3);
+        const E* value_at = value_block(block, head) + token / n * n * padded_dim;
+        for (int64_t i = 0; i < n * padded_dim; i += kLine / sizeof(E)) __builtin_prefetch(value_at + i, 1, 3);
     }
 
   private:

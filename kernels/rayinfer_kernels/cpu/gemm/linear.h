@@ -57,6 +57,10 @@ struct AddToRows {
     }
 };
 
+// Many rows are divided into parts for different threads, each of which then finds its rows in its second level cache, but
+// reads every panel.
+constexpr int64_t kLeastRowsPerPart = 96, kMostParts = 8;
+
 template <class T>
 struct LinearLayer {
     const Weight& weight;
@@ -69,18 +73,25 @@ struct LinearLayer {
     template <class Put>
     int64_t run(EncodedRows rows, WorkStealingQueue& units, uint32_t round, StageCount& stage, ThreadRange thread,
                 const Put& put) const {
-        // Threads share the panels, and the rows too where panels are few.
+        // Threads share the panels, and the rows too where panels are few or rows are many.
         const int64_t num_panels = weight.panels_per_half();
         const int64_t num_tiles = (rows.num_rows + kRowsAtOnce - 1) / kRowsAtOnce;
-        const int64_t num_parts = std::max<int64_t>(1, std::min<int64_t>(num_tiles, thread.count / num_panels));
-        const int64_t num_units = num_parts * num_panels, most = num_parts > 1 ? 1 : kPanelsAtOnce;
+        const bool are_few = num_panels < thread.count;
+        const int64_t most_parts = are_few ? thread.count / num_panels : std::min<int64_t>(thread.count, kMostParts);
+        const int64_t least_tiles = are_few ? 1 : kLeastRowsPerPart / kRowsAtOnce;
+        const int64_t num_parts = std::max<int64_t>(1, std::min(num_tiles / least_tiles, most_parts));
+        const int64_t num_units = num_parts * num_panels, most = are_few ? 1 : kPanelsAtOnce;
         for (;;) {
             const Range taken = units.next(round, thread, num_units, most);
             if (taken.size() == 0) return num_units;
-            const int64_t part = taken.begin / num_panels, panel = taken.begin % num_panels;
-            const Range tiles = ThreadRange{(int)part, (int)num_parts}.of(num_tiles);
-            run(rows, {tiles.begin * kRowsAtOnce, std::min(tiles.end * kRowsAtOnce, rows.num_rows)},
-                {panel, panel + taken.size()}, put);
+            for (int64_t unit = taken.begin; unit < taken.end;) {
+                const int64_t part = unit / num_panels, panel = unit % num_panels;
+                const int64_t count = std::min(taken.end - unit, num_panels - panel);
+                const Range tiles = ThreadRange{(int)part, (int)num_parts}.of(num_tiles);
+                run(rows, {tiles.begin * kRowsAtOnce, std::min(tiles.end * kRowsAtOnce, rows.num_rows)},
+                    {panel, panel + count}, put);
+                unit += count;
+            }
             stage.finish(taken.size());
         }
     }
