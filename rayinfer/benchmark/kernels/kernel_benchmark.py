@@ -3,6 +3,7 @@
 The measuring process is a child of the command: the environment limits the instructions of torch and oneDNN.
 """
 
+import ctypes
 import json
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from rayinfer.errors import RayinferError
 
 CASE_S, MIN_RUNS = 0.2, 3  # of one case, ours and torch's each
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's mallopt
 HEADS = ("operation", "rows", "µs", "Gop/s", "GB/s", "% of its limit", "limit", "torch, x the time")
 
 
@@ -163,7 +165,18 @@ def run_kernel_benchmark(
     )
 
 
+def keep_freed_memory() -> None:
+    """Make this process allocate from memory that it has freed; elsewhere than with glibc nothing happens.
+
+    Otherwise large results have fresh pages, which the system fills with zeros: that takes as long as the products.
+    """
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
 def _measure_here(plan: dict[str, Any]) -> None:
+    keep_freed_memory()
     torch.set_num_threads(plan["num_threads"])
     rayinfer_kernels.configure(cache_folder() / "kernels", plan["kernels"], is_required=True)
     limits, results = measure_kernels(Sizes(**plan["sizes"]), lambda text: _send(log=text), plan["case_s"])

@@ -1,5 +1,8 @@
 import json
 import math
+import platform
+import subprocess
+import sys
 from xml.etree import ElementTree
 
 import pytest
@@ -49,6 +52,23 @@ def test_shares_are_those_of_the_limit_that_binds(compiled_kernels):
         computing = result.gop_s / rates.get(result.number, limits.gop_s["int8"])
         assert math.isclose(result.share, max(reading, computing), rel_tol=1e-6)
         assert result.is_memory_bound == (reading >= computing)
+
+
+def test_large_results_take_memory_that_was_freed():
+    code = (
+        "import resource, torch\n"
+        "from rayinfer.benchmark.kernels.kernel_benchmark import keep_freed_memory\n"
+        "keep_freed_memory()\n"
+        "faults = []\n"
+        "for _ in range(10):\n"
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "    torch.empty(50 << 20, dtype=torch.uint8).fill_(1)\n"
+        "    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"
+        "print(min(faults))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    if platform.libc_ver()[0] == "glibc":
+        assert int(done.stdout) < 100  # a fresh one has 12,800 pages
 
 
 def test_a_child_process_measures_and_three_files_are_written(kernel_folder, monkeypatch, tmp_path):
