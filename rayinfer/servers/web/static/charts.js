@@ -2,7 +2,7 @@
 
 import { el, number } from "./elements.js";
 
-const LEFT = 48, BOTTOM = 18, TOP = 8;
+const LEFT = 56, BOTTOM = 18, TOP = 8;
 const UNITS = [[1e9, "B"], [1e6, "M"], [1e3, "K"]]; // of what is too wide for the left side
 const GAP_S = 5; // without samples: the line is broken
 

@@ -26,7 +26,7 @@ export function modelPanel(name, onWhole) {
   const steps = [
     [element, () => headPart(name)], [element, tilesPart],
     [charts, chart("Tokens per second", ["out", "in"], "tokens/s", ["out", "in"])],
-    [charts, chart("Latencies", ["first token p95", "inter-token p95"], "logarithmic", ["ttft", "itl"], { factor: 1000, isLogarithmic: true })],
+    [charts, chart("Latencies", ["first token p95", "inter-token p95"], "log scale", ["ttft", "itl"], { factor: 1000, isLogarithmic: true })],
     [element, enginesPart], [element, listsPart],
   ];
   const build = async () => {
