@@ -6,6 +6,7 @@ for: it is not bundled (auditwheel's --exclude), since a process must have only 
 """
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ TOOLS = ROOT / "build" / "wheel-tools"
 
 
 def main() -> None:
-    """Build dist/rayinfer-VERSION-py3-none-manylinux_*_x86_64.whl."""
+    """Build dist/rayinfer-VERSION-py3-none-manylinux_*_MACHINE.whl, for machines like this one."""
     libraries = compile_prebuilt(ROOT / "build" / "prebuilt", os.environ.get("CXX", "g++"), _report)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -69,7 +70,7 @@ def _add_libraries(unpacked: Path, libraries: list[Path]) -> None:
     metadata = next(unpacked.glob("*.dist-info")) / "WHEEL"
     text = metadata.read_text()
     assert "Tag: py3-none-any" in text, text
-    text = text.replace("Tag: py3-none-any", "Tag: py3-none-linux_x86_64")
+    text = text.replace("Tag: py3-none-any", f"Tag: py3-none-linux_{platform.machine()}")
     metadata.write_text(text.replace("Root-Is-Purelib: true", "Root-Is-Purelib: false"))
 
 

@@ -15,7 +15,8 @@ DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_PACKED_CACHE_BYTES = 20 * 2**30
 DEFAULT_MODEL_COPIES_BYTES = 100 * 2**30
 
-KernelPath = Literal["auto", "native", "portable", "avx2", "avx2-vnni", "avx512", "avx512-vnni", "avx512-bf16"]
+X86KernelPath = Literal["avx2", "avx2-vnni", "avx512", "avx512-vnni", "avx512-bf16"]
+KernelPath = Literal["auto", "native", "portable", X86KernelPath, "neon-dotprod", "neon-bf16"]
 
 
 class EngineConfig(BaseModel):
@@ -117,10 +118,7 @@ class EngineConfig(BaseModel):
         1, ge=1, le=1024, description="ranks, each a process, among which every layer is sharded"
     )
     pipeline_parallel_size: int = Field(
-        1,
-        ge=1,
-        le=1024,
-        description="stages among which the layers are divided, each of tensor_parallel_size ranks",
+        1, ge=1, le=1024, description="stages among which the layers are divided, each of tensor_parallel_size ranks"
     )
     num_threads: int | None = Field(
         None, ge=1, le=1024, description="CPU threads; default: the node's cores over its engines"

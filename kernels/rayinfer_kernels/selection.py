@@ -6,22 +6,16 @@ import logging
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from rayinfer_kernels import reference
-from rayinfer_kernels.cpu.build import (
-    KERNEL_PATHS,
-    CompilerSettings,
-    CpuLibrary,
-    KernelBuildFailed,
-    build_cpu_library,
-)
+from rayinfer_kernels.cpu.build import CompilerSettings, CpuLibrary, KernelBuildFailed, build_cpu_library
 from rayinfer_kernels.cpu.kernels import CpuKernels
 from rayinfer_kernels.cpu.prebuilt import PrebuiltKernels
-from rayinfer_kernels.cpu.processor import runnable_paths
+from rayinfer_kernels.cpu.processor import MACHINE_PATHS, runnable_paths
 from rayinfer_kernels.implementation import Implementation
 
 ANY_TYPE = torch.float32  # for operations on other things than the model's numbers
@@ -129,8 +123,10 @@ def prebuilt_kernel_paths() -> list[str]:
     return PrebuiltKernels().paths()
 
 
-def runnable_kernel_paths(compiler: str = "g++", prebuilt: PrebuiltKernels | None = None) -> list[str]:
-    """Return the kernel paths that can run here, the processor's own best one first.
+def runnable_kernel_paths(
+    compiler: str = "g++", prebuilt: PrebuiltKernels | None = None, machine: str | None = None
+) -> list[str]:
+    """Return the kernel paths that can run here, the processor's own best one first; `machine` is by default this one.
 
     Those that are not prebuilt need a compiler; raises KernelBuildFailed where there are neither.
     """
@@ -139,20 +135,17 @@ def runnable_kernel_paths(compiler: str = "g++", prebuilt: PrebuiltKernels | Non
     if paths and paths == runnable_paths(prebuilt.flags or ()):
         return paths
     try:
-        return _compilable_paths(compiler)
+        return _compilable_paths(CompilerSettings(compiler, "native", machine=machine or platform.machine()))
     except KernelBuildFailed:
         if not paths:
             raise
         return paths
 
 
-def _compilable_paths(compiler: str) -> list[str]:
-    native = CompilerSettings(compiler, "native")
+def _compilable_paths(native: CompilerSettings) -> list[str]:
     features, own = native.features(), native.path_name()
-    if platform.machine() == "aarch64":
-        return [own]
-    others = (path for path in reversed(KERNEL_PATHS) if path not in ("native", own))
-    return [own, *(path for path in others if CompilerSettings(compiler, path).features() <= features)]
+    others = (path for path in MACHINE_PATHS.get(native.machine, ("portable",)) if path != own)
+    return [own, *(path for path in others if replace(native, isa=path).features() <= features)]
 
 
 def configure_gpu() -> bool:

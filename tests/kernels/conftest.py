@@ -1,6 +1,7 @@
 """The C++ kernels, compiled once for all tests of this folder, for every instruction set that runs here."""
 
 import functools
+import platform
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 
 from rayinfer_kernels.cpu.build import CompilerSettings, CpuLibrary, build_cpu_library
 from rayinfer_kernels.cpu.kernels import CpuKernels
+from rayinfer_kernels.cpu.processor import MACHINE_PATHS
 from support.kernels.pairwise import pairwise_choice
 
 MOST_CASES = 20  # of a test that always runs whole
@@ -24,9 +26,10 @@ def settings_for(isa: str) -> CompilerSettings:
 def runnable_isas() -> list[str]:
     """The instruction sets that have code of their own, as far as this machine has them."""
     native = settings_for("native").features()
-    if not any(name.startswith("__SSE") for name in native):
+    machine = platform.machine()
+    if machine not in MACHINE_PATHS:
         return ["native"]
-    others = ("avx512", "avx2-vnni", "avx2", "portable")
+    others = ("avx512", "avx2-vnni", "avx2", "portable") if machine == "x86_64" else ("neon-dotprod", "portable")
     return ["native", *(isa for isa in others if settings_for(isa).features() <= native)]
 
 

@@ -18,6 +18,8 @@ from rayinfer_kernels.cpu.build import (
     build_cpu_library,
 )
 from rayinfer_kernels.cpu.kernels import CpuKernels
+from rayinfer_kernels.cpu.prebuilt import PrebuiltKernels
+from rayinfer_kernels.cpu.processor import MACHINE_PATHS
 
 NATIVE = CompilerSettings("g++", "native")
 
@@ -169,6 +171,63 @@ def test_every_path_that_runs_here_is_compiled_as_its_own_name(tmp_path):
     for path in set(KERNEL_PATHS) - {"native", *paths}:
         with pytest.raises(KernelBuildFailed, match=r"that this processor lacks|not"):
             CompilerSettings("g++", path).check_that_it_runs_here()
+
+
+# Macros of the compiler, by what it was called with.
+AARCH64_MACROS = {
+    "-march=armv8-a": "__ARM_FEATURE_FMA",
+    "-march=armv8.2-a+dotprod": "__ARM_FEATURE_FMA __ARM_FEATURE_ATOMICS __ARM_FEATURE_DOTPROD",
+    "-march=armv8.2-a+dotprod+bf16": "__ARM_FEATURE_FMA __ARM_FEATURE_ATOMICS __ARM_FEATURE_DOTPROD"
+    " __ARM_FEATURE_BF16_VECTOR_ARITHMETIC",
+}
+
+
+def aarch64_compiler(folder, native: str) -> str:
+    """A compiler that knows the macros of AArch64's paths, on a processor that has those of `native`."""
+    macros = AARCH64_MACROS | {"-mcpu=native": AARCH64_MACROS[native]}
+    cases = "\n".join(f'"{flag}") echo "{names}";;' for flag, names in macros.items())
+    script = folder / "aarch64-g++"
+    script.write_text(f'#!/bin/sh\nfor name in $(case "$1" in {cases} esac); do echo "#define $name 1"; done\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+@pytest.mark.parametrize(
+    ("native", "runnable"),
+    [
+        ("-march=armv8-a", ["portable"]),
+        ("-march=armv8.2-a+dotprod", ["neon-dotprod", "portable"]),
+        ("-march=armv8.2-a+dotprod+bf16", ["neon-bf16", "neon-dotprod", "portable"]),
+    ],
+)
+def test_a_processor_of_aarch64_runs_the_paths_whose_instructions_it_has(tmp_path, native, runnable):
+    compiler = aarch64_compiler(tmp_path, native)
+    assert rayinfer_kernels.runnable_kernel_paths(compiler, PrebuiltKernels(tmp_path), "aarch64") == runnable
+    for path in MACHINE_PATHS["aarch64"]:
+        settings = CompilerSettings(compiler, path, machine="aarch64")
+        assert settings.path_name() == path
+        if path in runnable:
+            settings.check_that_it_runs_here()
+        else:
+            with pytest.raises(KernelBuildFailed, match="that this processor lacks: ARM_FEATURE"):
+                settings.check_that_it_runs_here()
+
+
+@pytest.mark.parametrize(("machine", "other"), [("aarch64", "x86_64"), ("x86_64", "aarch64")])
+def test_paths_of_another_machine_are_refused_by_its_name(machine, other):
+    for path in set(MACHINE_PATHS[other]) - {"portable"}:
+        with pytest.raises(KernelBuildFailed, match=f"{path}.*those of {other}"):
+            CompilerSettings("g++", path, machine=machine).check_that_it_runs_here()
+
+
+def test_every_path_but_native_is_some_machine_s():
+    assert {"native", *MACHINE_PATHS["x86_64"], *MACHINE_PATHS["aarch64"]} == set(KERNEL_PATHS)
+
+
+def test_a_compiler_for_aarch64_is_asked_for_no_vectors_of_x86(tmp_path):
+    for path in ("native", *MACHINE_PATHS["aarch64"]):
+        command = CompilerSettings("g++", path, machine="aarch64").compile_command(tmp_path, tmp_path)
+        assert not [flag for flag in command if "vector-width" in flag or "x86" in flag]
 
 
 def test_a_path_that_is_required_is_not_replaced_by_the_reference(tmp_path):

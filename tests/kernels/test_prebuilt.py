@@ -44,6 +44,21 @@ def test_the_processor_s_features_give_the_paths_that_the_compiler_finds(tmp_pat
     assert runnable_paths(flags) == compiled
 
 
+NEOVERSE_N1 = frozenset({"fp", "asimd", "aes", "crc32", "atomics", "asimdrdm", "asimddp"})
+
+
+@pytest.mark.parametrize(
+    ("flags", "paths"),
+    [
+        ({"fp", "asimd", "crc32"}, ["portable"]),
+        (NEOVERSE_N1, ["neon-dotprod", "portable"]),
+        (NEOVERSE_N1 | {"bf16", "i8mm", "sve"}, ["neon-bf16", "neon-dotprod", "portable"]),
+    ],
+)
+def test_features_of_aarch64_give_its_paths(flags, paths):
+    assert runnable_paths(flags) == paths
+
+
 def test_prebuilt_kernels_run_without_a_compiler(folder, tmp_path):
     status = configure(PrebuiltKernels(folder, AVX2), tmp_path)
     assert (status.is_active, status.path, status.name) == (True, "avx2", "prebuilt avx2")

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -21,7 +22,10 @@ from support.faults.cli_processes import serving
 pytestmark = pytest.mark.wheel
 
 ROOT = Path(__file__).parents[2]
-PATHS = ("portable", "avx2", "avx2-vnni", "avx512", "avx512-vnni", "avx512-bf16")
+PATHS = {
+    "x86_64": ("portable", "avx2", "avx2-vnni", "avx512", "avx512-vnni", "avx512-bf16"),
+    "aarch64": ("portable", "neon-dotprod", "neon-bf16"),
+}[platform.machine()]
 COMPILER = re.compile(r"(.*-)?(gcc|g\+\+|cc|c\+\+|cpp|c89|c99|clang|clang\+\+|tcc|nvcc)(-[\d.]+)?")
 MOST_BYTES = 10 * 2**20
 

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import filelock
@@ -17,7 +17,7 @@ import filelock
 # Loading torch first makes its OpenMP runtime the process's only one: the library asks for the same by name.
 import torch
 
-from rayinfer_kernels.cpu.processor import cpu_features
+from rayinfer_kernels.cpu.processor import MACHINE_PATHS, cpu_features
 
 SOURCE_FOLDER = Path(__file__).parent
 FLAGS = (
@@ -33,7 +33,8 @@ FLAGS = (
     "-fopenmp",
     "-fPIC",
 )
-# The compiler's flags by kernel path, as far as there is code of its own; other names are the compiler's -march.
+# The compiler's flags by kernel path, as far as there is code of its own; other names are the compiler's -march. Paths
+# are x86-64's or AArch64's (MACHINE_PATHS); both have `native` and `portable`.
 KERNEL_PATHS: dict[str, tuple[str, ...]] = {
     "native": ("-march=native",),
     "portable": ("-march=x86-64",),
@@ -42,7 +43,10 @@ KERNEL_PATHS: dict[str, tuple[str, ...]] = {
     "avx512": ("-march=x86-64-v4",),
     "avx512-vnni": ("-march=x86-64-v4", "-mavx512vnni"),
     "avx512-bf16": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
+    "neon-dotprod": ("-march=armv8.2-a+dotprod",),
+    "neon-bf16": ("-march=armv8.2-a+dotprod+bf16",),
 }
+_AARCH64_FLAGS = {"native": ("-mcpu=native",), "portable": ("-march=armv8-a",)}  # there, in place of the above
 # How the compiler's names of instructions begin, of those that it uses unasked.
 FEATURES = ("__SSE", "__SSSE", "__AVX", "__FMA", "__F16C", "__BMI", "__LZCNT", "__MOVBE", "__POPCNT", "__ARM_FEATURE")
 BUILD_TIMEOUT_S = 300
@@ -59,6 +63,7 @@ class CompilerSettings:
     compiler: str
     isa: str
     extra_flags: tuple[str, ...] = ()
+    machine: str = field(default_factory=platform.machine)  # that the compiler compiles for
 
     def compile_command(self, source: Path, output: Path) -> list[str]:
         """Return the command that compiles one source."""
@@ -82,30 +87,35 @@ class CompilerSettings:
             return "avx512-vnni" if "__AVX512VNNI__" in features else "avx512"
         if "__AVX2__" in features:
             return "avx2-vnni" if "__AVXVNNI__" in features else "avx2"
+        if "__ARM_FEATURE_DOTPROD" in features:
+            return "neon-bf16" if "__ARM_FEATURE_BF16_VECTOR_ARITHMETIC" in features else "neon-dotprod"
         return "portable"
 
     def check_that_it_runs_here(self) -> None:
         """Raise KernelBuildFailed, with their names, for instructions that this processor lacks."""
         if self.isa == "native":
             return
+        for machine, paths in MACHINE_PATHS.items():
+            if self.isa in paths and self.isa not in MACHINE_PATHS.get(self.machine, ("portable",)):
+                raise KernelBuildFailed(f"{self.isa!r} has instructions that this processor lacks: those of {machine}")
         lacking = self.features() - replace(self, isa="native").features()
         if lacking:
             names = ", ".join(sorted(name.strip("_") for name in lacking))
             raise KernelBuildFailed(f"{self.isa!r} has instructions that this processor lacks: {names}")
 
     def _isa_flags(self) -> tuple[str, ...]:
-        if platform.machine() == "aarch64":
-            return (f"-mcpu={'generic' if self.isa == 'portable' else self.isa}",)
+        if self.machine == "aarch64" and self.isa in _AARCH64_FLAGS:
+            return _AARCH64_FLAGS[self.isa]
         return KERNEL_PATHS.get(self.isa, (f"-march={self.isa}",))
 
     def _flags(self) -> list[str]:
-        flags = [flag for flag in FLAGS if platform.machine() == "x86_64" or "vector-width" not in flag]
+        flags = [flag for flag in FLAGS if self.machine == "x86_64" or "vector-width" not in flag]
         return [*flags, *self.extra_flags, *self._isa_flags()]
 
     def fingerprint(self) -> str:
         """Compute a hash of sources, flags, compiler and processor features, equal for interchangeable libraries."""
         version = _run([self.compiler, "--version"])
-        digest = hashlib.sha256(" ".join([*self._flags(), version, platform.machine(), cpu_features()]).encode())
+        digest = hashlib.sha256(" ".join([*self._flags(), version, self.machine, cpu_features()]).encode())
         digest.update(read_sources())
         return digest.hexdigest()[:20]
 

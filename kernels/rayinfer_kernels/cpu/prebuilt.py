@@ -1,6 +1,7 @@
 """Prebuilt kernels of a wheel: one library for each kernel path, named by the digest of the sources beside it."""
 
 import hashlib
+import platform
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from rayinfer_kernels.cpu.build import (
     load_library,
     read_sources,
 )
-from rayinfer_kernels.cpu.processor import NEEDED_FLAGS, processor_flags, runnable_paths
+from rayinfer_kernels.cpu.processor import MACHINE_PATHS, NEEDED_FLAGS, processor_flags, runnable_paths
 
 FOLDER = SOURCE_FOLDER / "prebuilt"
 LINK_FLAGS = ("-s",)  # no symbols but those that are called
@@ -79,12 +80,14 @@ def sources_digest() -> str:
 
 
 def compile_prebuilt(
-    folder: Path, compiler: str, on_path: Callable[[str, int], None], paths: Sequence[str] = tuple(NEEDED_FLAGS)
+    folder: Path, compiler: str, on_path: Callable[[str, int], None], paths: Sequence[str] | None = None
 ) -> list[Path]:
     """Compile a library for each kernel path into a folder, those that are there already excepted; returns them.
 
-    `on_path` is called with each path and the size of its library; raises KernelBuildFailed.
+    Paths are by default all of this machine. `on_path` is called with each path and the size of its library; raises
+    KernelBuildFailed.
     """
+    paths = MACHINE_PATHS[platform.machine()] if paths is None else paths
     folder.mkdir(parents=True, exist_ok=True)
     libraries = [folder / f"{path}-{sources_digest()}.so" for path in paths]
     for path, library in zip(paths, libraries, strict=True):
