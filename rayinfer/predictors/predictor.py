@@ -23,15 +23,15 @@ from rayinfer.prediction_outputs import (
 from rayinfer.prediction_specs import prediction_specs
 from rayinfer.predictions import PredictionTask, PredictorDescription, TensorSpec
 from rayinfer.predictors.build_runner import build_runner
-from rayinfer.predictors.predictor_inputs import as_inputs, as_pairs, check_task, cut_into_batches, make_items
+from rayinfer.predictors.predictor_inputs import as_inputs, as_pairs, check_task, cut_into_batches, make_item
 from rayinfer.predictors.registered import find_registered_predictor
-from rayinfer.predictors.runner import Runner, RunnerResult
+from rayinfer.predictors.runner import Runner, RunnerItem, RunnerResult
 from rayinfer.predictors.runners.image_processing import read_image_processing
+from rayinfer.predictors.runners.image_runner import ImageRunner
 from rayinfer.token_entities import OUTSIDE, Aggregation, Entity, find_entities, scored_tokens
 from rayinfer.tokenization.tokenizer import Tokenizer
 
 DEFAULT_BATCH_TOKENS = {"cpu": 2048, "cuda": 16_384}
-IMAGES_AT_ONCE = 64  # in memory
 
 
 class Predictor:
@@ -221,14 +221,17 @@ class Predictor:
 
     def _run(self, task: PredictionTask, inputs: Sequence[Any], *, truncate: bool) -> list[RunnerResult]:
         runner, shape, listed = self._open, self._image_shape, as_inputs(inputs)
-        at_once = len(listed) if shape is None else IMAGES_AT_ONCE
+
+        def make(index: int) -> RunnerItem:
+            place = f"input {index}"
+            return make_item(runner, self.tokenizer, task, listed[index], place, shape=shape, truncate=truncate)
+
+        if isinstance(runner, ImageRunner):
+            return [_checked_result(each, index) for index, each in enumerate(runner.run_made(make, len(listed)))]
+        items = [make(index) for index in range(len(listed))]
         results: dict[int, RunnerResult] = {}
-        for first in range(0, len(listed), at_once):
-            values = listed[first : first + at_once]
-            items = make_items(runner, self.tokenizer, shape, task, values, first, truncate=truncate)
-            for batch in cut_into_batches(items, self._batch_size, runner.description.image_cost):
-                found = runner.run([items[index] for index in batch])
-                results |= {first + index: each for index, each in zip(batch, found, strict=True)}
+        for batch in cut_into_batches(items, self._batch_size):
+            results |= zip(batch, runner.run([items[index] for index in batch]), strict=True)
         return [_checked_result(results[index], index) for index in range(len(listed))]
 
     def _arrays(self, task: PredictionTask, inputs: Sequence[Any], *, truncate: bool) -> list[npt.NDArray[np.float32]]:

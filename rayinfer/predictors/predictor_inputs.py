@@ -2,14 +2,12 @@
 
 import importlib
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rayinfer.engine.worker.cores import usable_cores
 from rayinfer.errors import BadImage, InvalidParameter, NotSupported, PromptTooLong, shown
 from rayinfer.images.shapes import ImageShape
 from rayinfer.predictions import PredictionTask
@@ -44,28 +42,6 @@ def as_pairs(query: Any, documents: Any) -> list[tuple[str, str]]:
             f"documents must be as many as the queries, {len(queries)}, got {len(listed)}", "documents"
         )
     return list(zip(queries, listed, strict=True))
-
-
-def make_items(
-    runner: Runner,
-    tokenizer: Tokenizer | None,
-    shape: ImageShape | None,
-    task: PredictionTask,
-    values: Sequence[Any],
-    first: int,
-    *,
-    truncate: bool,
-) -> list[RunnerItem]:
-    """Make items of inputs whose first one has this number; encoded images are decoded on all cores."""
-
-    def make(index: int) -> RunnerItem:
-        place = f"input {first + index}"
-        return make_item(runner, tokenizer, task, values[index], place, shape=shape, truncate=truncate)
-
-    if shape is None or len(values) == 1:
-        return [make(index) for index in range(len(values))]
-    with ThreadPoolExecutor(max(1, len(usable_cores())), thread_name_prefix="images") as threads:
-        return list(threads.map(make, range(len(values))))
 
 
 def make_item(
@@ -152,12 +128,12 @@ def _decoded(content: bytes, place: str, shape: ImageShape | None) -> npt.NDArra
         raise BadImage(f"{place}: {error}", "inputs") from None
 
 
-def cut_into_batches(items: Sequence[RunnerItem], max_tokens: int, image_cost: int) -> list[list[int]]:
+def cut_into_batches(items: Sequence[RunnerItem], max_tokens: int) -> list[list[int]]:
     """Cut items, by their numbers, into batches of so many tokens; a longer one runs alone.
 
     They go by length, so that equal ones meet; tensors count as all tokens.
     """
-    costs = [len(item.token_ids) or (max_tokens if item.pixels is None else image_cost) for item in items]
+    costs = [len(item.token_ids) or max_tokens for item in items]
     batches: list[list[int]] = []
     room = 0
     for index in sorted(range(len(items)), key=lambda index: -costs[index]):

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
 from typing import Any
 
 from rayinfer.adapters.adapter_memory import AdapterMemory
 from rayinfer.engine.plan.executor import StepHandle
 from rayinfer.engine.plan.executor_commands import AdapterFacts, BlockCopy, SleepLevel
 from rayinfer.engine.plan.step_plan import StepPlan
-from rayinfer.engine.worker.cores import Cores
+from rayinfer.engine.worker.cores import Cores, held
 from rayinfer.engine.worker.draft_models.draft_memory import DraftMemory
 from rayinfer.engine.worker.memory.model_memory import ModelMemory
 from rayinfer.engine.worker.model_runner import ModelRunner
@@ -40,7 +39,7 @@ class InProcessExecutor:
 
     def submit(self, plan: StepPlan) -> StepHandle:
         """Start the step; on a CPU, compute it."""
-        with self._cores.hold() if self._cores is not None else nullcontext():
+        with held(self._cores):
             return self.runner.submit(plan)
 
     def copy_blocks(self, copy: BlockCopy) -> None:

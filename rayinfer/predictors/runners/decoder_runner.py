@@ -8,6 +8,7 @@ import torch
 
 from rayinfer.attention.paged_attention import AttentionBatch
 from rayinfer.config import EngineConfig, cache_folder, packed_cache_bytes
+from rayinfer.engine.worker.cores import Cores, cores_of, held
 from rayinfer.errors import ModelLoadError
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.encoders.sentence_embedding import SentenceEmbedding, load_sentence_embedding
@@ -36,9 +37,10 @@ class DecoderRunner:
         max_input_tokens: int,
         dtype: torch.dtype,
         device: torch.device,
+        cores: Cores | None = None,
     ) -> None:
         self._decoder, self._embedding = decoder, embedding
-        self._dtype, self._device = dtype, device
+        self._dtype, self._device, self._cores = dtype, device, cores
         self._num_blocks = 0  # of the scratch cache
         self.description = description
         self.max_input_tokens = max_input_tokens
@@ -53,8 +55,9 @@ class DecoderRunner:
         order = order_by_length(batch)
         items = [batch[index] for index in order]
         texts = text_batch(items, self._device)
-        hidden = self._decoder.forward(texts.token_ids, self._attention_batch(texts.positions, texts.lengths))
-        vectors = list(self._embedding.forward(hidden, texts.lengths))
+        with held(self._cores):
+            hidden = self._decoder.forward(texts.token_ids, self._attention_batch(texts.positions, texts.lengths))
+            vectors = list(self._embedding.forward(hidden, texts.lengths))
         tokens = split_tokens(hidden, texts.lengths)
         results: list[RunnerResult] = [np.empty(0, dtype=np.float32)] * len(batch)
         for place, index in enumerate(order):
@@ -64,6 +67,8 @@ class DecoderRunner:
 
     def close(self) -> None:
         """See Runner."""
+        if self._cores is not None:
+            self._cores.release()
         del self._decoder, self._embedding
 
     def _attention_batch(self, positions: torch.Tensor, lengths: Sequence[int]) -> AttentionBatch:
@@ -111,4 +116,5 @@ def build_decoder_runner(config: EngineConfig, folder: Path, device: torch.devic
     max_length = min(limit for limit in limits if limit is not None)
     decoder.prepare(dtype, device, max_length, model.longest_sequence)
     embedding = load_sentence_embedding(layout, dtype, device)
-    return DecoderRunner(decoder, embedding, describe_embeddings(model.hidden_size, layout), max_length, dtype, device)
+    description = describe_embeddings(model.hidden_size, layout)
+    return DecoderRunner(decoder, embedding, description, max_length, dtype, device, cores_of(config, device))

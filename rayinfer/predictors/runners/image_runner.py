@@ -2,15 +2,18 @@
 
 import contextlib
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from rayinfer.config import EngineConfig
+from rayinfer.engine.worker.cores import cores_of, usable_cores
 from rayinfer.errors import ConfigError, InvalidParameter, ModelLoadError, UnsupportedArchitecture
 from rayinfer.models.checkpoints.model_folder import weight_files
 from rayinfer.models.config_fields import RawConfig, read_json
@@ -30,6 +33,8 @@ CLASSIFIERS: Mapping[str, str] = MappingProxyType(
         "ViTForImageClassification": "vit.modeling_vit",
     }
 )
+
+IMAGES_AT_ONCE = 64  # in memory
 
 
 class ImageRunner:
@@ -60,8 +65,28 @@ class ImageRunner:
         for index, item in enumerate(batch):
             self._check(item, item.name or f"item {index}")
         at_once = None if len(batch) < 2 else self.threads
-        logits = map(self._logits, batch) if at_once is None else at_once.run(self._logits, batch)
-        return [each[0].float().cpu().numpy() for each in logits]
+        return list(map(self._numbers, batch) if at_once is None else at_once.run(self._numbers, batch))
+
+    def run_made(self, make: Callable[[int], RunnerItem], count: int) -> Iterator[RunnerResult]:
+        """Make each of so many items by its number, on all cores, and compute it; few are in memory at once.
+
+        Where threads compute images side by side, the one that has made an item computes it, too.
+        """
+
+        def made(number: int) -> RunnerItem:
+            item = make(number)
+            self._check(item, item.name or f"item {number}")
+            return item
+
+        if self.threads is not None and count > 1:
+            yield from self.threads.run(lambda number: self._numbers(made(number)), range(count))
+            return
+        with ThreadPoolExecutor(max(1, min(count, len(usable_cores()))), "images") as threads:
+            for first in range(0, count, IMAGES_AT_ONCE):
+                for item in threads.map(made, range(first, min(count, first + IMAGES_AT_ONCE))):
+                    with torch.inference_mode():
+                        numbers = self._numbers(item)
+                    yield numbers
 
     def resize(self, item: RunnerItem) -> RunnerItem:
         """Bring an image to the model's size, as engines decode it."""
@@ -88,8 +113,9 @@ class ImageRunner:
             self.threads.close()
         del self._compute, self.threads
 
-    def _logits(self, item: RunnerItem) -> torch.Tensor:
-        return self._compute(self.tensors(item))
+    def _numbers(self, item: RunnerItem) -> npt.NDArray[np.float32]:
+        numbers: npt.NDArray[np.float32] = self._compute(self.tensors(item))[0].float().cpu().numpy()
+        return numbers
 
     def _check(self, item: RunnerItem, place: str) -> None:
         pixels, size = item.pixels, self._processing.input_size
@@ -123,7 +149,7 @@ def build_image_runner(config: EngineConfig, folder: Path, device: torch.device)
         return image_runner(folder, model, dtype, device)
     size = read_image_processing(folder).input_size
     compute = _compute_of(fuse_convolutions(model, size))
-    threads = image_threads(compute, torch.ones(1, 3, *size, dtype=dtype))
+    threads = image_threads(compute, torch.ones(1, 3, *size, dtype=dtype), cores_of(config, device))
     return computed_image_runner(folder, compute, dtype, device, threads)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from rayinfer.config import EngineConfig, cache_folder
+from rayinfer.engine.worker.cores import Cores, cores_of, held
 from rayinfer.models.encoders.encoder import Encoder
 from rayinfer.models.encoders.encoder_config import EncoderConfig, read_encoder_config
 from rayinfer.models.encoders.encoder_loading import load_encoder
@@ -33,8 +34,9 @@ class TextRunner:
         description: PredictorDescription,
         max_input_tokens: int,
         device: torch.device,
+        cores: Cores | None = None,
     ) -> None:
-        self._encoder, self._embedding, self._device = encoder, embedding, device
+        self._encoder, self._embedding, self._device, self._cores = encoder, embedding, device, cores
         self.description = description
         self.max_input_tokens = max_input_tokens
         self.vocab_size = encoder.config.vocab_size
@@ -52,12 +54,16 @@ class TextRunner:
             (self._other_numbers, [index for index in order if not are_means[index]]),
         ):
             items = [batch[index] for index in places]
-            for index, numbers in zip(places, compute(items) if items else (), strict=True):
+            with held(self._cores):
+                found = compute(items) if items else ()
+            for index, numbers in zip(places, found, strict=True):
                 results[index] = numbers.float().cpu().numpy()
         return results
 
     def close(self) -> None:
         """See Runner."""
+        if self._cores is not None:
+            self._cores.release()
         del self._encoder, self._embedding
 
     def _means(self, items: Sequence[RunnerItem]) -> list[torch.Tensor]:
@@ -102,7 +108,8 @@ def build_text_runner(
             use_own_kernels(embedding)
         else:
             use_fastest_kernels(encoder, dtype, cache_folder() / "products")
-    return TextRunner(encoder, embedding, describe_encoder(shape, layout), longest_text(config, shape, layout), device)
+    description, max_input_tokens = describe_encoder(shape, layout), longest_text(config, shape, layout)
+    return TextRunner(encoder, embedding, description, max_input_tokens, device, cores_of(config, device))
 
 
 def longest_text(config: EngineConfig, shape: EncoderConfig, layout: SentenceLayout) -> int:

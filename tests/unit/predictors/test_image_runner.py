@@ -5,6 +5,8 @@ column, as neither Pillow nor torchvision is needed here.
 """
 
 import json
+import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ import torch
 from PIL import Image
 
 from rayinfer import Predictor
+from rayinfer.engine.worker.cores import usable_cores
 from rayinfer.errors import BadImage, InvalidParameter, ModelLoadError, NotSupported
 from rayinfer.images.decoding import ImageDecoder
 from rayinfer.models.checkpoints.mobilenet_conversion import LABELS
@@ -147,6 +150,46 @@ def test_images_side_by_side_have_the_bits_of_one_alone(build, tmp_path):
         assert torch.get_num_threads() == 2
         with ThreadPoolExecutor(1) as later:
             assert later.submit(torch.get_num_threads).result() == 2
+    finally:
+        runner.close()
+        torch.set_num_threads(before)
+
+
+def test_images_side_by_side_are_computed_on_cores_of_their_own(build, tmp_path):
+    save_classifier(tmp_path, "MobileNetV2")
+    before, cores = torch.get_num_threads(), usable_cores()
+    runner = build(tmp_path, num_threads=len(cores), pin_threads=True)
+    try:
+        all_there = threading.Barrier(len(cores))
+
+        def where(_: int) -> set[int]:
+            all_there.wait(30)
+            return os.sched_getaffinity(0)
+
+        assert sorted(runner.threads.run(where, range(len(cores))), key=min) == [{core} for core in cores]
+    finally:
+        runner.close()
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("family", ["MobileNetV2", "ViT"])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_images_are_made_and_computed_in_their_order(family, num_threads, build, tmp_path):
+    save_classifier(tmp_path, family)
+    before, made = torch.get_num_threads(), []
+    runner = build(tmp_path, num_threads=num_threads)
+
+    def make(number: int) -> RunnerItem:
+        made.append(number)
+        return RunnerItem(task="classify", pixels=picture(40 + number % 3, 50), is_resized=False)
+
+    try:
+        expected = [runner.run([make(number)])[0].tobytes() for number in range(3)]
+        made.clear()
+        results = list(runner.run_made(make, 150))
+        assert [each.tobytes() for each in results] == [expected[number % 3] for number in range(150)]
+        assert sorted(made) == list(range(150))
+        assert list(runner.run_made(make, 0)) == []
     finally:
         runner.close()
         torch.set_num_threads(before)

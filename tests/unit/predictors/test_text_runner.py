@@ -8,8 +8,10 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3Model
 
+from rayinfer.engine.worker.cores import usable_cores
 from rayinfer.errors import ConfigError, InvalidParameter, ModelLoadError, UnsupportedArchitecture
 from rayinfer.predictors.runner import RunnerItem
+from support.kernels.thread_teams import affinities_of_the_team, in_a_thread
 from support.tiny_models.tiny_checkpoints import change_config
 from support.tiny_models.tiny_encoders import (
     HEADS,
@@ -53,6 +55,23 @@ def test_bits_do_not_depend_on_the_batch(family, build, pairs, tmp_path):
     for item, numbers in zip(pairs, together, strict=True):
         assert runner.run([item])[0].tobytes() == numbers.tobytes()
         assert runner.run([pairs[0], item, pairs[2]])[1].tobytes() == numbers.tobytes()
+
+
+@pytest.mark.usefixtures("compiled_kernels")
+def test_threads_compute_on_cores_of_their_own(build, texts, tmp_path):
+    make_tiny_encoder(tmp_path, "Bert", "Model")
+    cores, before = usable_cores(), torch.get_num_threads()
+
+    def team_of(pin_threads: bool) -> list[set[int]]:
+        runner = build(tmp_path, num_threads=len(cores), pin_threads=pin_threads)
+        runner.run([RunnerItem(task="embed", token_ids=ids) for ids in texts])
+        return affinities_of_the_team(len(cores))[1:]
+
+    try:
+        assert in_a_thread(lambda: team_of(True)) == [{core} for core in cores[1:]]
+        assert in_a_thread(lambda: team_of(False)) == [set(cores)] * (len(cores) - 1)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_an_embedding_has_the_same_bits_beside_items_of_other_tasks(build, texts, tmp_path):

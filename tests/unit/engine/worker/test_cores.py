@@ -1,18 +1,15 @@
 """Cores that an engine keeps its threads on."""
 
-import ctypes
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from rayinfer.engine.worker.cores import Cores, fill_machine, usable_cores
+from support.kernels.thread_teams import affinities_of_the_team, in_a_thread
 
 NUM_CORES = len(usable_cores())
 TAKES_ALL_AND_WAITS = """
@@ -23,27 +20,6 @@ held = [Cores(1, Path(sys.argv[1])) for _ in range(int(sys.argv[2]))]
 print(sum(len(list(each)) for each in held), flush=True)
 sys.stdin.read()
 """
-
-
-def affinities_of_the_team(num_threads: int) -> list[set[int]]:
-    """Return where each thread of the calling thread's team may run, asked by the threads themselves."""
-    gomp, found = ctypes.CDLL("libgomp.so.1"), {}
-
-    def ask(_: object) -> None:
-        found[gomp.omp_get_thread_num()] = os.sched_getaffinity(0)
-
-    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(ask)
-    gomp.GOMP_parallel(function, None, num_threads, 0)
-    return [found[thread] for thread in range(num_threads)]
-
-
-def in_a_thread(work: Callable[[], Any]) -> Any:
-    """Call it in a thread of its own, whose OpenMP team is new."""
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(work()))
-    thread.start()
-    thread.join()
-    return results[0]
 
 
 @pytest.fixture
