@@ -94,6 +94,8 @@ __attribute__((noinline)) void multiply_tile(const TileTask<E>& task) {
         others += kPanelWidth * n;
     };
     const int64_t num_words = task.num_inputs / n;
+    // Without an empty loop to provide for, GCC keeps the sums in registers before and behind it.
+    if (kWordsPerRound<E> == 1 && num_words < 1) __builtin_unreachable();
     for (int64_t w = 0; w < num_words / kWordsPerRound<E>; ++w) {
 #pragma GCC unroll 4
         for (int64_t i = 0; i < kWordsPerRound<E>; ++i) add_one();
