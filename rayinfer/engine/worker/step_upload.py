@@ -1,6 +1,7 @@
 """Upload of a step's arrays to the device in one copy."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -62,5 +63,9 @@ class _Buffer:
 
     def tensor(self, array: np.ndarray, start: int) -> torch.Tensor:
         """Return an array's tensor on the device."""
-        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
-        return self._on_device[start : start + array.nbytes].view(dtype).view(array.shape)
+        return self._on_device[start : start + array.nbytes].view(_torch_dtype(array.dtype)).view(array.shape)
+
+
+@cache
+def _torch_dtype(dtype: np.dtype) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
