@@ -178,6 +178,17 @@ def test_queues_are_listed_by_priority_and_tenant(visit, fake_service, content):
     assert page.locator("main img:not(.preview), main script").count() == 0
 
 
+@pytest.mark.parametrize(
+    ("waiting", "text"),
+    [(0, "No request waits."), (1, "Empty. 1 request waits in engines."), (4, "Empty. 4 requests wait in engines.")],
+)
+def test_an_empty_queue_says_what_waits_in_engines(visit, fake_service, waiting, text):
+    page = visit(fake_service).page
+    show_samples(page, model(engines={"e1": engine(waiting=waiting), "e2": engine(waiting=0)}))
+    page.get_by_text(text, exact=True).wait_for()
+    assert page.locator("dl div", has_text="Waiting").locator("dd").inner_text() == str(waiting)
+
+
 @pytest.mark.parametrize(("may_operate", "num_actions"), [(False, 0), (True, 2)])
 def test_operators_alone_have_actions(visit, fake_service, may_operate, num_actions):
     page = visit(fake_service).page

@@ -39,11 +39,13 @@ export function listsPart() {
   const scaling = markList("Autoscaling", "Autoscaling decisions"), events = markList("Events", "Events");
   let shownQueue = "[]";
   return {
-    element: el("div", { class: "columns" }, el("div", {}, el("h3", {}, "Queue"), emptyQueue, queueTable), scaling.element, events.element),
+    element: el("div", { class: "columns" }, el("div", {}, el("h3", {}, "Router queue"), emptyQueue, queueTable), scaling.element, events.element),
     show({ model }, marks) {
       const rows = model.queue ?? [], now = JSON.stringify(rows);
       queueTable.hidden = !rows.length;
       emptyQueue.hidden = rows.length > 0;
+      const inEngines = sum(Object.values(model.engines).map((each) => each.waiting));
+      setText(emptyQueue, inEngines ? `Empty. ${number(inEngines)} ${inEngines > 1 ? "requests wait" : "request waits"} in engines.` : "No request waits.");
       if (now !== shownQueue) queue.replaceChildren(...rows.map(queueRow));
       shownQueue = now;
       scaling.show((model.scaling ?? []).map((each) => ({ time: each.time_s, kind: null, text: `${each.before} to ${each.after} engines: ${each.reason}` })));
