@@ -18,6 +18,7 @@ from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.models.model_config import read_model_config
 
 COST_LENGTHS = (32, 256)  # of prompts and of outputs
+NO_STORE = "none, a second engine"  # how far two equal engines differ
 Log = Callable[[str], None]
 NewEngine = Callable[[Mapping[str, Any], Path], PromptRunner]  # by settings and the folder of shared memory
 
@@ -120,7 +121,7 @@ def run_kv_store_benchmark(
         prompts = offline_workload(num_prefixes, (prefix_tokens,) * 2, (1, 1), vocab_size=vocab_size, seed=1).prompts
         prefixes, kernels = _measure_prefixes(plain | disk, prompts, memory, disk_folder, new_engine, log)
         streams_s = _measure_streams(plain | store, prefix_tokens, num_streams, vocab_size, memory, new_engine, log)
-        tiers = {"memory": plain | store, "memory and disk": plain | disk}
+        tiers = {NO_STORE: plain, "memory": plain | store, "memory and disk": plain | disk}
         costs = _measure_costs(plain, tiers, num_requests, num_rounds, vocab_size, memory, new_engine, log)
     return KVStoreReport(
         command=command,
@@ -222,7 +223,7 @@ def _measure_costs(
     new_engine: NewEngine,
     log: Log,
 ) -> list[CostResult]:
-    """Run batches of new prompts with an engine without a store and with one of each kind, in turns."""
+    """Run batches of new prompts with an engine without a store and with one of each kind, in rotating order."""
     seconds: dict[str, list[float]] = {name: [] for name in ("", *tiers)}
     dropped = dict.fromkeys(seconds, 0)
     num_tokens = []
@@ -236,7 +237,8 @@ def _measure_costs(
             workload = offline_workload(
                 num_requests, COST_LENGTHS, COST_LENGTHS, vocab_size=vocab_size, seed=100 + number
             )
-            for name in sorted(engines, reverse=number % 2 == 1):
+            for index in range(len(seconds)):
+                name = list(seconds)[(index + number) % len(seconds)]
                 seen = engines[name].run(workload.prompts, workload.output_lengths, one_by_one=False)
                 dropped[name] = seen["dropped"]
                 if number:

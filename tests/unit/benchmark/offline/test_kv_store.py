@@ -47,11 +47,11 @@ def test_prefixes_are_found_by_other_engines_and_costs_are_compared(model, new_e
     assert [each.source.split(",")[0] for each in report.prefixes] == ["computed", "shared memory", "disk", "disk"]
     assert [each.load_ms is None for each in report.prefixes] == [True, False, False, False]
     assert list(report.streams_s) == ["computed", "shared memory"]
-    assert [cost.tiers for cost in report.costs] == ["memory", "memory and disk"]
+    assert [cost.tiers for cost in report.costs] == ["none, a second engine", "memory", "memory and disk"]
     for cost in report.costs:
         assert cost.range == (cost.slower, cost.slower)
         assert cost.plain_tok_s > 0
-    assert [len(table.rows) for table in report.tables()] == [4, 2, 2]
+    assert [len(table.rows) for table in report.tables()] == [4, 2, 3]
 
 
 def test_a_prefix_is_found_by_another_process(model, tmp_path):
