@@ -101,12 +101,12 @@ class RowWindows:
             self._firsts[row] = first
 
     def free_ahead(self, rows: Int64Array) -> None:
-        """Free pages behind the rows' computed tokens: of drafts that were refused, or of an interrupted step."""
-        ends = -(-self._table.num_computed[rows] // self._block_size)
-        for row, end in zip(rows.tolist(), ends.tolist(), strict=True):
-            if end < self._ends[row]:
-                self._free(row, end, int(self._ends[row]))
-                self._ends[row] = end
+        """Free pages behind the rows' tokens, those in flight included: of refused drafts, or of an interrupted step."""
+        ends = -(-self._table.expected_computed[rows] // self._block_size)
+        is_ahead = ends < self._ends[rows]
+        for row, end in zip(rows[is_ahead].tolist(), ends[is_ahead].tolist(), strict=True):
+            self._free(row, end, int(self._ends[row]))
+            self._ends[row] = end
 
     def add_tables(self, plan: StepPlan) -> StepPlan:
         """Return the plan with the pages of its blocks; 0 for those that have none, and are not read."""

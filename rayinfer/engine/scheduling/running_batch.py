@@ -216,11 +216,9 @@ class RunningBatch:
 
     def free_windows(self, plan: StepPlan) -> None:
         """Free window pages that the requests of a computed step need no more."""
-        if self.windows is None:
-            return
-        if plan.num_drafts is not None:
-            self.windows.free_ahead(plan.rows)
-        self.windows.free_behind(plan.rows)
+        if self.windows is not None:
+            self.windows.free_ahead(plan.rows)  # also of drafts that a failed step had
+            self.windows.free_behind(plan.rows)
 
     def free_interrupted(self, rows: list[int]) -> None:
         """Free window pages that an interrupted step was to write for these rows."""

@@ -152,6 +152,22 @@ def test_a_failed_step_is_computed_again_without_drafts():
     assert driven.tokens["a"] == expected_tokens(numbers(7), 3)  # as far as it would get without drafts
 
 
+def test_drafts_of_a_failed_step_keep_no_window_pages():
+    failures = [RuntimeError("once")]
+
+    def failure(context):
+        return failures.pop() if failures and len(context) == 8 else None
+
+    driven = drive(drafter=Guesses(6), speculation=6, failure=failure, block_size=4, window=4)
+    driven.add("a", numbers(6), max_tokens=14)
+    driven.step()
+    driven.step()  # it fails with six drafts, and is computed again without
+    assert len(driven.executor.plans) == 3
+    assert len(driven.scheduler.window_pages_in_use) == 1  # of tokens 4 to 7; drafts had one more
+    driven.run()
+    assert driven.tokens["a"] == expected_tokens(numbers(6), 14)
+
+
 def test_logits_that_are_not_finite_behind_accepted_drafts_end_the_request_there():
     def answer(context):
         return INVALID if len(context) == 10 else mixed_answer(context)
