@@ -101,7 +101,7 @@ class RowWindows:
             self._firsts[row] = first
 
     def free_ahead(self, rows: Int64Array) -> None:
-        """Free pages behind the rows' tokens, those in flight included: of refused drafts, or of an interrupted step."""
+        """Free pages behind the rows' tokens, known and in flight: of refused drafts, or of an interrupted step."""
         ends = -(-self._table.expected_computed[rows] // self._block_size)
         is_ahead = ends < self._ends[rows]
         for row, end in zip(rows[is_ahead].tolist(), ends[is_ahead].tolist(), strict=True):

@@ -118,11 +118,9 @@ class Worker(ABC):
 
     @property
     def no_drafts_because(self) -> str:
-        """Why no step verifies drafts; empty where steps do: on CPUs, in one stage, one at a time and in any shape."""
+        """Why no step verifies drafts; empty where steps do: on CPUs, in any shape and without async scheduling."""
         if self._device.type != "cpu":
             return f"not on {self._device.type}"
-        if self.config.pipeline_parallel_size > 1:
-            return "pipeline stages"
         if self.is_static:
             return "steps of a fixed batch"
         return "async scheduling" if self._is_async else ""

@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -14,6 +15,7 @@ from rayinfer.engine.loop.engine import Engine
 from rayinfer.outputs import EngineStats, OutputAggregate, RequestOutput
 from rayinfer.protocols import EngineRequestId, GenerationRequest
 from rayinfer.routing.stream_state import StreamState
+from rayinfer.sampling_params import Speculation
 from rayinfer.tokenization.bad_words import bad_word_tokenizer
 from rayinfer.tokenization.tokenizer import Tokenizer
 from support.fakes.fake_drafter import UnreliableDrafter, known_answers
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from rayinfer import LLM
 
 SETTINGS: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "max_model_len": CONTEXT}
+MODES: tuple[Speculation | None, ...] = (None, "off", "auto", 2, 16)
 ROOMY: dict[str, Any] = {"num_kv_blocks": 600, "max_num_batched_tokens": 8192}
 
 AnyLLM: TypeAlias = "LLM | EngineStreams"
@@ -121,6 +124,12 @@ def unreliable_drafter(known: Run, seed: int = 0) -> UnreliableDrafter:
     outputs = known.outputs.values()
     answers = [(each.prompt_token_ids, choice.token_ids) for each in outputs for choice in each.outputs]
     return UnreliableDrafter(known_answers(answers), VOCAB_SIZE, random.Random(seed))
+
+
+def with_modes(requests: Iterable[MixedRequest]) -> list[MixedRequest]:
+    """Give the requests each setting of `speculation` in turn."""
+    modes = itertools.cycle(MODES)
+    return [each._replace(params=replace(each.params, speculation=next(modes))) for each in requests]
 
 
 def generation_request(request: MixedRequest, tokenizer: Tokenizer) -> GenerationRequest:
