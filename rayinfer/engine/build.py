@@ -253,8 +253,7 @@ def _speculation(worker: Worker) -> str:
     if worker.no_drafts_because:
         return f"no speculation ({worker.no_drafts_because})"
     drafter = "of repeated text" if config.draft_model is None else f"by {config.draft_model}"
-    waits = ", which waits for each step in spite of async_scheduling" if config.async_scheduling else ""
-    return f"speculation {config.speculation} {drafter}{waits}"
+    return f"speculation {config.speculation} {drafter}"
 
 
 def _recorded(given: EngineConfig, resolved: EngineConfig, num_blocks: int) -> EngineConfig:

@@ -18,7 +18,13 @@ _FIRST_TRIALS = 2.0
 _KEPT = 0.9  # of the experience, after each draft
 _KEPT_IDLE = 0.98  # after a step in which a row drafted nothing, so that it tries again in time
 
+# With async scheduling a row that drafts is in every second step. That pays if a token of each draft is accepted, as of
+# long ones at this acceptance.
+_WORTH_WAITING = 0.5
+_RETRY_STEPS = 16  # after which a row that had no draft waits once more
+
 Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 
 def speculation_mode(speculation: Speculation | None) -> int:
@@ -34,6 +40,7 @@ class DraftLengths:
     def __init__(self, num_rows: int) -> None:
         self._accepted = np.zeros(num_rows)  # draft tokens, older ones counting less
         self._tried = np.zeros(num_rows)
+        self._num_idle = np.zeros(num_rows, np.int64)  # steps since the last draft
         self._generations = np.full(num_rows, -1, np.int64)
 
     def choose(
@@ -61,10 +68,24 @@ class DraftLengths:
         is_paying = (chances.ravel()[order] >= np.interp(lines, _LINES, _BREAK_EVEN)) & (lines <= MOST_LINES)
         num_paying = len(order) if is_paying.all() else int(is_paying.argmin())
         chosen = np.bincount(order[:num_paying] % len(rows), minlength=len(rows))
-        idle = rows[chosen == 0]
-        self._accepted[idle] *= _KEPT_IDLE
-        self._tried[idle] *= _KEPT_IDLE
+        self._fade(rows[chosen == 0])
         return chosen
+
+    def are_worth_waiting(self, rows: Int64Array, generations: Int64Array) -> BoolArray:
+        """Return the mask of rows that had better wait for their token in flight, to draft behind it."""
+        self._forget(rows, generations)
+        is_due = self._num_idle[rows] % _RETRY_STEPS == 0
+        waits: BoolArray = is_due & (self.acceptance(rows) >= _WORTH_WAITING)
+        return waits
+
+    def pass_over(self, rows: Int64Array) -> None:
+        """Record a step of rows that did not wait."""
+        self._num_idle[rows] += 1
+        self._fade(rows)
+
+    def record_drafts(self, rows: Int64Array, has_draft: BoolArray) -> None:
+        """Record which of the rows that could draft in a step have a draft."""
+        self._num_idle[rows] = np.where(has_draft, 0, self._num_idle[rows] + 1)
 
     def observe(self, rows: Int64Array, num_drafts: Int64Array, num_accepted: Int64Array) -> None:
         """Record what became of the rows' drafts."""
@@ -76,7 +97,12 @@ class DraftLengths:
         accepted: npt.NDArray[np.float64] = self._accepted[rows] + _FIRST_ACCEPTANCE * _FIRST_TRIALS
         return accepted / (self._tried[rows] + _FIRST_TRIALS)
 
+    def _fade(self, rows: Int64Array) -> None:
+        self._accepted[rows] *= _KEPT_IDLE
+        self._tried[rows] *= _KEPT_IDLE
+
     def _forget(self, rows: Int64Array, generations: Int64Array) -> None:
         new = rows[self._generations[rows] != generations]
         self._accepted[new] = self._tried[new] = 0.0
+        self._num_idle[new] = 0
         self._generations[rows] = generations

@@ -167,6 +167,14 @@ class SampledTokens(msgspec.Struct, array_like=True, frozen=True):
     errors: dict[int, str] | None = None  # by row: why its own grammar leaves no token
     counts: Int32Array | None = None  # [number of true `samples`], tokens of each; None: one
 
+    @property
+    def last_token_ids(self) -> Int64Array:
+        """The last new token of each request, [number of true `samples`]."""
+        if self.counts is None:
+            return self.token_ids
+        last_token_ids: Int64Array = self.token_ids[self.counts.cumsum() - 1]
+        return last_token_ids
+
     def only(self, is_kept: BoolArray, rows: Int64Array) -> "SampledTokens":
         """Return the tokens of some requests; is_kept [number of true `samples`], and the rows of kept logprobs."""
         is_kept_token = is_kept if self.counts is None else np.repeat(is_kept, self.counts)

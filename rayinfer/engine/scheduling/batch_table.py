@@ -6,7 +6,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from rayinfer.engine.drafting.draft_lengths import speculation_mode
-from rayinfer.engine.plan.step_plan import BoolArray, Int32Array, Int64Array, NewRequestData, StepPlan
+from rayinfer.engine.plan.step_plan import (
+    BoolArray,
+    Int32Array,
+    Int64Array,
+    NewRequestData,
+    SampledTokens,
+    StepPlan,
+)
 from rayinfer.engine.scheduling.request import Request
 
 
@@ -17,7 +24,7 @@ class BatchTable:
         self, num_rows: int, max_model_len: int, block_size: int, *, supports_async_scheduling: bool = False
     ) -> None:
         self.num_rows = num_rows
-        self._is_async = supports_async_scheduling
+        self.is_async = supports_async_scheduling
         self._block_size = block_size
         max_blocks = -(-max_model_len // block_size)
         self.token_ids = np.empty((num_rows, max_blocks * block_size), np.int32)
@@ -36,7 +43,7 @@ class BatchTable:
         self.num_blocks = np.zeros(num_rows, np.int64)
         self.num_stored_blocks = np.zeros(num_rows, np.int64)  # of those, hit-able in the prefix cache
         self.generations = np.zeros(num_rows, np.int64)  # of requests: grows when the row is freed
-        self.is_in_flight = np.zeros(num_rows, np.bool_)  # in a step whose tokens have not been read
+        self.is_in_flight = np.zeros(num_rows, np.bool_)  # in a step that must be read before it is in another
         self.last_steps = np.zeros(num_rows, np.int64)  # the latest step that the row was planned in
         # Of the row's request:
         self.request_ids = np.full(num_rows, "", np.object_)
@@ -216,7 +223,7 @@ class BatchTable:
         if self.prompt_only_rows:
             samples[indices_of(self.prompt_only_rows, rows)] = False
         token_ids = self.token_ids[token_rows, positions]
-        uses_last_sampled = seq_lens > self.num_tokens[rows] if self._is_async else None
+        uses_last_sampled = self._uses_last_sampled(rows, seq_lens, num_drafts) if self.is_async else None
         if uses_last_sampled is not None:
             token_ids[cu_seqlens_q[1:][uses_last_sampled] - 1] = 0
         return StepPlan(
@@ -243,10 +250,25 @@ class BatchTable:
         self.num_drafts[rows] = 0
         return num_drafts.astype(np.int32)
 
+    def _uses_last_sampled(self, rows: Int64Array, seq_lens: Int64Array, num_drafts: Int32Array | None) -> BoolArray:
+        """Return the mask of rows whose last token is still in flight; a row with drafts has none that is."""
+        num_known = self.num_tokens[rows]
+        uses: BoolArray = seq_lens > (num_known if num_drafts is None else num_known + num_drafts)
+        return uses
+
     def expect(self, plan: StepPlan) -> None:
-        """Count the tokens that an in-flight step will compute and sample."""
-        self.expected_computed[plan.rows] = plan.seq_lens
+        """Count the tokens that an in-flight step will compute and sample, whatever becomes of its drafts."""
+        self.expected_computed[plan.rows] = (
+            plan.seq_lens if plan.num_drafts is None else plan.seq_lens - plan.num_drafts
+        )
         self.expected_tokens[plan.rows[plan.samples]] += 1
+
+    def expect_accepted(self, plan: StepPlan, sampled: SampledTokens) -> None:
+        """Count a step's accepted drafts, too, once they are known."""
+        if sampled.counts is not None:
+            rows, num_accepted = plan.rows[plan.samples], sampled.counts - 1
+            self.expected_computed[rows] += num_accepted
+            self.expected_tokens[rows] += num_accepted
 
     def reset_expected(self) -> None:
         """Reset the expected counts to the known ones: no step is in flight any more."""

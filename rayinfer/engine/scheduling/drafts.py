@@ -7,7 +7,7 @@ import numpy as np
 from rayinfer.engine.drafting.draft_lengths import ENGINE_DEFAULT, OFF, DraftLengths, speculation_mode
 from rayinfer.engine.drafting.drafter import Drafter, DraftRow
 from rayinfer.engine.drafting.recent_answers import RecentAnswers
-from rayinfer.engine.plan.step_plan import Int64Array, SampledTokens, StepPlan
+from rayinfer.engine.plan.step_plan import BoolArray, Int64Array, SampledTokens, StepPlan
 from rayinfer.engine.scheduling.request import Request
 from rayinfer.engine.scheduling.running_batch import RunningBatch
 from rayinfer.sampling_params import Speculation
@@ -19,6 +19,8 @@ class Drafts:
     They take only tokens of the step's budget that nothing else wants, and free blocks that no running request needs
     for its next token. A row keeps such a block, as its tokens grow into it. Nothing else outlives the step: the keys
     and values of a draft that was not accepted lie behind the row's computed tokens, where the next step writes.
+
+    With async scheduling a row drafts when none of its tokens is in flight, and waits for that where it pays.
     """
 
     def __init__(
@@ -40,27 +42,31 @@ class Drafts:
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
 
+    def hold_rows(self) -> None:
+        """Take rows out of the step that is being planned that wait for their token in flight, to draft behind it."""
+        table, rows = self._table, self._table.rows
+        may_wait = (table.num_scheduled[rows] == 1) & (table.expected_tokens[rows] > table.num_tokens[rows])
+        may_wait &= self._modes(rows) != OFF
+        may_wait &= table.expected_tokens[rows] + 1 < table.max_total_tokens[rows]  # else no draft is left to make
+        rows = rows[may_wait]
+        table.num_scheduled[rows[self._is_worth_waiting(rows)]] = 0
+
     def add(self, num_tokens_left: int) -> None:
         """Add drafts to the step that is being planned, when it has everything else."""
         table, rows = self._table, self._table.rows
-        modes = table.speculation[rows]
-        modes = np.where(modes == ENGINE_DEFAULT, self._default, modes)
+        modes = self._modes(rows)
+        is_known = table.expected_tokens[rows] == table.num_tokens[rows]
         is_decoding = (table.num_scheduled[rows] == 1) & (table.num_tokens[rows] - table.num_computed[rows] == 1)
-        may_draft = is_decoding & (modes != OFF)
-        if num_tokens_left <= 0 or not may_draft.any():
+        may_draft = is_known & is_decoding & (modes != OFF)
+        if not may_draft.any():
             return
         rows, modes = rows[may_draft], modes[may_draft]
-        # The token after the last accepted draft is sampled, too.
-        longest = table.max_total_tokens[rows] - table.num_tokens[rows] - 1
-        limits = self._lengths.choose(
-            rows,
-            modes,
-            np.minimum(longest, self._num_slots(rows) + self._block_size),
-            generations=table.generations[rows],
-            num_lines=int(table.num_scheduled.sum()),
-            num_more=num_tokens_left,
-        )
-        self._write(rows[limits > 0], limits[limits > 0])
+        if table.is_async:
+            is_worth = self._is_worth_waiting(rows)
+            rows, modes = rows[is_worth], modes[is_worth]
+        if num_tokens_left > 0 and len(rows):
+            self._draft(rows, modes, num_tokens_left)
+        self._lengths.record_drafts(rows, table.num_drafts[rows] > 0)
 
     def observe(self, plan: StepPlan, sampled: SampledTokens) -> None:
         """Count what became of a step's drafts, before its requests leave their rows."""
@@ -89,6 +95,30 @@ class Drafts:
         """Forget all answers: the weights may be others afterwards."""
         if self._recent_answers is not None:
             self._recent_answers.forget()
+
+    def _is_worth_waiting(self, rows: Int64Array) -> BoolArray:
+        """Return the mask of rows for which a draft pays, though they are in no other step while it is computed."""
+        is_worth = self._lengths.are_worth_waiting(rows, self._table.generations[rows])
+        self._lengths.pass_over(rows[~is_worth])
+        return is_worth
+
+    def _modes(self, rows: Int64Array) -> Int64Array:
+        modes = self._table.speculation[rows]
+        return np.where(modes == ENGINE_DEFAULT, self._default, modes)
+
+    def _draft(self, rows: Int64Array, modes: Int64Array, num_tokens_left: int) -> None:
+        table = self._table
+        # The token after the last accepted draft is sampled, too.
+        longest = table.max_total_tokens[rows] - table.num_tokens[rows] - 1
+        limits = self._lengths.choose(
+            rows,
+            modes,
+            np.minimum(longest, self._num_slots(rows) + self._block_size),
+            generations=table.generations[rows],
+            num_lines=int(table.num_scheduled.sum()),
+            num_more=num_tokens_left,
+        )
+        self._write(rows[limits > 0], limits[limits > 0])
 
     def _num_slots(self, rows: Int64Array) -> Int64Array:
         """Return how many more tokens the rows' blocks have slots for."""

@@ -64,8 +64,8 @@ class _ConcurrentStepSchedule(StepSchedule):
             self._finish_rows(plan)
 
     def retract(self, plan: StepPlan) -> StepPlan:
-        """Return what is to be computed again of a failed step, when no other is in flight."""
-        return plan.only(self._finish_rows(plan))
+        """Return what is to be computed again of a failed step, when no other is in flight; drafts are not."""
+        return plan.only(self._finish_rows(plan)).without_drafts()
 
     def finish(self, plan: StepPlan, sampled: SampledTokens) -> tuple[StepPlan, SampledTokens]:
         """Return a computed step and its tokens, without requests that have left since it was planned."""
@@ -117,7 +117,8 @@ class AsyncSchedule(_ConcurrentStepSchedule):
     """Async scheduling: a step is planned while the one before computes, with the same requests again.
 
     A request that reaches its length is not scheduled again. One that ends by a token is computed once more: its row is
-    free or reused when that token is read, which is dropped.
+    free or reused when that token is read, which is dropped. One with a draft in flight has an unknown number of new
+    tokens: it is in no other step until that one was read.
     """
 
     @property
@@ -126,14 +127,28 @@ class AsyncSchedule(_ConcurrentStepSchedule):
         return bool(self._in_flight)
 
     def schedule_one_token_each(self) -> None:
-        """Schedule one token of each running request that has another."""
-        rows = self._table.rows
-        self._table.num_scheduled[rows] = self._table.has_next_token(rows)
+        """Schedule one token of each running request that has another, unless a draft of it is in flight."""
+        table, rows = self._table, self._table.rows
+        table.num_scheduled[rows] = table.has_next_token(rows) & ~table.is_in_flight[rows]
 
     def start(self, plan: StepPlan) -> None:
         """Record the requests of a step, and count its tokens as expected."""
         super().start(plan)
         self._table.expect(plan)
+        if plan.num_drafts is not None:
+            self._table.is_in_flight[plan.rows[plan.num_drafts > 0]] = True
+
+    def finish(self, plan: StepPlan, sampled: SampledTokens) -> tuple[StepPlan, SampledTokens]:
+        """Return a computed step and its tokens, without requests that have left since it was planned."""
+        plan, sampled = super().finish(plan, sampled)
+        self._table.expect_accepted(plan, sampled)
+        return plan, sampled
+
+    def _finish_rows(self, plan: StepPlan) -> BoolArray:
+        is_same = super()._finish_rows(plan)
+        if plan.num_drafts is not None:
+            self._table.is_in_flight[plan.rows[is_same & (plan.num_drafts > 0)]] = False
+        return is_same
 
     def retract(self, plan: StepPlan) -> StepPlan:
         """Return what is to be computed again of a failed step, when no other is in flight."""

@@ -98,7 +98,10 @@ class Worker(ABC):
                 hold_cores=partial(held, cores),
             )
         self.executor = InProcessExecutor(
-            *(runner, memory, cores), supports_async_scheduling=self._is_async, draft=self.draft, adapters=adapters
+            *(runner, memory, cores),
+            supports_async_scheduling=self.config.async_scheduling,
+            draft=self.draft,
+            adapters=adapters,
         )
 
     @property
@@ -118,12 +121,10 @@ class Worker(ABC):
 
     @property
     def no_drafts_because(self) -> str:
-        """Why no step verifies drafts; empty where steps do: on CPUs, in any shape and without async scheduling."""
+        """Why no step verifies drafts; empty where steps do: on CPUs, in any shape."""
         if self._device.type != "cpu":
             return f"not on {self._device.type}"
-        if self.is_static:
-            return "steps of a fixed batch"
-        return "async scheduling" if self._is_async else ""
+        return "steps of a fixed batch" if self.is_static else ""
 
     @property
     def num_padding_tokens(self) -> int:
@@ -162,12 +163,6 @@ class Worker(ABC):
     def _uses_graphs(self) -> bool:
         """Whether decode steps are captured: with GPU kernels only, as the reference reads values on the host."""
         return self._has_gpu_kernels and self.config.max_cudagraph_capture_size > 0
-
-    @property
-    def _is_async(self) -> bool:
-        if self._device.type == "cpu" and self.config.speculation != "off":
-            return False  # a CPU computes a step when it is submitted: nothing overlaps, and drafts save whole steps
-        return self.config.async_scheduling
 
     def _pipeline_stage(self) -> Stage:
         group = self._group
@@ -216,7 +211,7 @@ class Worker(ABC):
         longest, kind = self.longest_sequence, self._device.type
         self.window_pool = window_pool(self.config, decoder, self.folder, longest, kind, self._group)
         if self.window_pool is not None:
-            num_steps_at_once = 2 if self._is_async else self.config.pipeline_parallel_size
+            num_steps_at_once = 2 if self.config.async_scheduling else self.config.pipeline_parallel_size
             counts = self.window_pool.divide(self.config, num_blocks, num_steps_at_once, self._group)
             num_blocks, self.num_window_pages = counts
             sizes |= {"slides": self.window_pool.slides, "num_window_pages": self.num_window_pages}

@@ -66,7 +66,10 @@ def test_adapters_answer_like_merged_weights(name, tmp_path):
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     "settings",
-    [{"engine": "static"}, {"async_scheduling": True}, {"speculation": "auto"}],
+    [
+        *({"engine": "static"}, {"async_scheduling": True}, {"speculation": "auto"}),
+        {"async_scheduling": True, "speculation": "auto"},
+    ],
     ids=str,
 )
 def test_adapters_answer_like_merged_weights_in_other_engines(settings, tmp_path):

@@ -30,7 +30,11 @@ def without_windows(folder, **settings):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("settings", [{"async_scheduling": True}, {"speculation": 5}], ids=["overlapped", "drafts"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"async_scheduling": True}, {"speculation": 5}, {"async_scheduling": True, "speculation": 5}],
+    ids=["overlapped", "drafts", "overlapped drafts"],
+)
 def test_windows_change_no_bit_of_an_answer(name, settings, folders):
     got = answers_of(folders[name], sleeps=True, **SIZES | settings)
     assert got == without_windows(folders[name])

@@ -70,11 +70,8 @@ def test_a_question_that_is_asked_again_is_answered_by_drafts_of_the_first_answe
         ({}, "", False),
         ({"speculation": "auto"}, "speculation auto of repeated text", True),
         ({"async_scheduling": True}, "", False),
-        (
-            {"async_scheduling": True, "speculation": 3},
-            "speculation 3 of repeated text, which waits for each step in spite of async_scheduling",
-            True,
-        ),
+        ({"async_scheduling": True, "speculation": 3}, "speculation 3 of repeated text", True),
+        ({"pipeline_parallel_size": 2, "speculation": 3}, "speculation 3 of repeated text", True),
         (
             {"engine": "static", "num_kv_blocks": None, "max_model_len": 64, "max_num_seqs": 2, "speculation": "auto"},
             "no speculation (steps of a fixed batch)",

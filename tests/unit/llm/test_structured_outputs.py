@@ -16,6 +16,7 @@ SCHEMA = {
 }
 JSON = {"json": SCHEMA, "disable_any_whitespace": True}
 PATTERN = {"regex": "[a-f]{30}-[0-9]{20}"}
+FORMS = (JSON, PATTERN, {"choice": ["the quick brown fox", "no"]}, None, {"regex": "(the quick ){9}"})
 
 
 def drawn(form, **settings):
@@ -162,19 +163,32 @@ def test_steps_ahead_give_the_same_answers(folder, llm):
         assert texts(ahead.generate(prompts, params, use_tqdm=False)) == expected
 
 
+@pytest.mark.parametrize("steps", [{}, {"async_scheduling": True}], ids=["waiting", "overlapped"])
 @pytest.mark.parametrize("speculation", ["auto", 6])
 @pytest.mark.parametrize("num_kv_blocks", [64, 16])
-def test_drafts_give_the_same_answers(speculation, num_kv_blocks, folder, llm):
-    forms = [JSON, PATTERN, {"choice": ["the quick brown fox", "no"]}, None, {"regex": "(the quick ){9}"}]
-    prompts = ["the quick brown fox the quick"] * len(forms)
-    params = [drawn(form, seed=5, n=2, repetition_penalty=1.1, logprobs=1) for form in forms]
+def test_drafts_give_the_same_answers(speculation, num_kv_blocks, steps, folder, llm):
+    prompts = ["the quick brown fox the quick"] * len(FORMS)
+    params = [drawn(form, seed=5, n=2, repetition_penalty=1.1, logprobs=1) for form in FORMS]
     expected = llm.generate(prompts, params, use_tqdm=False)
-    with LLM(str(folder), **{**SETTINGS, "num_kv_blocks": num_kv_blocks, "speculation": speculation}) as drafting:
+    settings = {**SETTINGS, **steps, "num_kv_blocks": num_kv_blocks, "speculation": speculation}
+    with LLM(str(folder), **settings) as drafting:
         got = drafting.generate(prompts, params, use_tqdm=False)
         stats = drafting.stats
     assert [output.outputs for output in got] == [output.outputs for output in expected]
     assert stats.accepted_draft_tokens_total > 40  # mostly what grammars force
     assert (stats.num_preemptions_total > 0) == (num_kv_blocks == 16)
+
+
+def test_drafts_in_pipeline_stages_give_the_same_answers(folder):
+    prompts, settings = ["the quick brown fox the quick"] * len(FORMS), {"seed": 5, "n": 2, "logprobs": 1}
+    with LLM(str(folder), pipeline_parallel_size=2, **SETTINGS) as llm:
+        without, drafting = (
+            llm.generate(prompts, [drawn(form, speculation=each, **settings) for form in FORMS], use_tqdm=False)
+            for each in ("off", 6)
+        )
+        stats = llm.stats
+    assert [output.outputs for output in drafting] == [output.outputs for output in without]
+    assert stats.accepted_draft_tokens_total > 40
 
 
 @pytest.mark.parametrize(

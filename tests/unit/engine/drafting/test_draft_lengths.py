@@ -24,6 +24,9 @@ class Rows:
             num_more=num_more,
         ).tolist()
 
+    def are_worth_waiting(self):
+        return self.lengths.are_worth_waiting(self.rows, self.generations).tolist()
+
     def observe(self, num_drafts, num_accepted, times=20):
         for _ in range(times):
             self.lengths.observe(self.rows, np.full(len(self.rows), num_drafts), np.full(len(self.rows), num_accepted))
@@ -73,6 +76,30 @@ def test_a_row_that_drafts_no_more_tries_again_in_time():
     assert sum(batch.choose()) == 0
     steps = next(step for step in range(1, 1000) if sum(batch.choose()))
     assert 20 < steps < 400
+
+
+def test_rows_wait_for_a_token_in_flight_while_drafts_pay():
+    batch = Rows(3)
+    assert batch.are_worth_waiting() == [True] * 3
+    batch.lengths.record_drafts(batch.rows, np.array([True, True, False]))
+    batch.lengths.observe(batch.rows, np.array([4, 4, 0]), np.array([4, 0, 0]))
+    assert batch.are_worth_waiting() == [True, False, False]  # no token of the one was accepted, the other has no draft
+
+
+def test_rows_that_did_not_wait_do_so_again_in_time():
+    batch = Rows(2)
+    batch.are_worth_waiting()
+    batch.lengths.record_drafts(batch.rows, np.array([True, False]))
+    batch.lengths.observe(batch.rows, np.array([4, 0]), np.array([0, 0]))
+    waited = []
+    for _ in range(32):
+        waited.append(batch.are_worth_waiting())
+        batch.lengths.pass_over(batch.rows)
+    refused, without = zip(*waited, strict=True)
+    assert without.index(True) == 15
+    assert 10 < refused.index(True) < 32
+    batch.generations += 1
+    assert batch.are_worth_waiting() == [True, True]
 
 
 def test_a_number_is_drafted_whatever_became_of_earlier_ones():

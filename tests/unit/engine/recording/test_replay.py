@@ -49,8 +49,9 @@ def test_a_repeated_schedule_has_the_same_plans_and_tokens(recording, model):
     assert recording.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_schedule_with_drafts_is_repeated(tmp_path, model):
-    with LLM(str(model), record_schedule=str(tmp_path), speculation="auto", **SETTINGS) as llm:
+@pytest.mark.parametrize("settings", [{}, {"async_scheduling": True}], ids=str)
+def test_a_schedule_with_drafts_is_repeated(settings, tmp_path, model):
+    with LLM(str(model), record_schedule=str(tmp_path), speculation="auto", **settings, **SETTINGS) as llm:
         params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
         llm.generate([prompt * 2 for prompt in PROMPTS], params, use_tqdm=False)
         assert llm.stats.accepted_draft_tokens_total > 0

@@ -100,11 +100,14 @@ class Scripts(RuleBasedStateMachine):
 
     @initialize(size=sizes())
     def build(self, size):
+        self.start_engine(**size)
+
+    def start_engine(self, **settings):
         steps = {
             "max_concurrent_batches": self.max_concurrent_batches,
             "supports_async_scheduling": self.supports_async_scheduling,
         }
-        self.driven = drive(answer=answer, failure=failure, **steps, **size)
+        self.driven = drive(answer=answer, failure=failure, **steps, **settings)
         self.submitted = {}
 
     @rule(submission=submissions())
@@ -201,9 +204,7 @@ class ScriptsWithDrafts(Scripts):
 
     @initialize(size=sizes(), chance=st.randoms(use_true_random=False), speculation=st.sampled_from(["auto", 1, 5, 16]))
     def build(self, size, chance, speculation):
-        drafter = UnreliableDrafter(follows, VOCAB_SIZE, chance)
-        self.driven = drive(answer=answer, failure=failure, drafter=drafter, speculation=speculation, **size)
-        self.submitted = {}
+        self.start_engine(drafter=UnreliableDrafter(follows, VOCAB_SIZE, chance), speculation=speculation, **size)
 
     @rule(submission=submissions(), speculation=st.sampled_from([None, None, "off", "auto", 3]))
     def submit(self, submission, speculation):
@@ -226,6 +227,18 @@ class ScriptsPlannedAhead(Scripts):
     supports_async_scheduling = True
 
 
+class ScriptsOfTwoStepsAtOnceWithDrafts(ScriptsWithDrafts):
+    """Drafts in micro-batches, one of which is planned while another is in flight; steps fail here."""
+
+    max_concurrent_batches = 2
+
+
+class ScriptsPlannedAheadWithDrafts(ScriptsWithDrafts):
+    """Drafts of rows that wait for their tokens, in steps with others that do not."""
+
+    supports_async_scheduling = True
+
+
 @pytest.mark.parametrize(
     ("scripts", "count"),
     [
@@ -233,9 +246,14 @@ class ScriptsPlannedAhead(Scripts):
         (ScriptsWithDrafts, 75),
         (ScriptsOfTwoStepsAtOnce, 75),
         (ScriptsPlannedAhead, 75),
+        (ScriptsOfTwoStepsAtOnceWithDrafts, 100),
+        (ScriptsPlannedAheadWithDrafts, 150),
         *(
             pytest.param(scripts, 1000, marks=pytest.mark.every_case)
-            for scripts in (Scripts, ScriptsWithDrafts, ScriptsOfTwoStepsAtOnce, ScriptsPlannedAhead)
+            for scripts in (
+                *(Scripts, ScriptsWithDrafts, ScriptsOfTwoStepsAtOnce, ScriptsPlannedAhead),
+                *(ScriptsOfTwoStepsAtOnceWithDrafts, ScriptsPlannedAheadWithDrafts),
+            )
         ),
     ],
 )

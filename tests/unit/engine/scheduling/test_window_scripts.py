@@ -7,16 +7,8 @@ from hypothesis.stateful import initialize, invariant, rule, run_state_machine_a
 
 from rayinfer.kv_cache.hybrid_sizes import StepSize
 from support.fakes.fake_drafter import UnreliableDrafter
-from support.fakes.fake_executor import VOCAB_SIZE, drive
-from unit.engine.scheduling.test_scheduler_properties import (
-    POISON,
-    Scripts,
-    answer,
-    failure,
-    follows,
-    sizes,
-    submissions,
-)
+from support.fakes.fake_executor import VOCAB_SIZE
+from unit.engine.scheduling.test_scheduler_properties import POISON, Scripts, follows, sizes, submissions
 
 
 @st.composite
@@ -61,9 +53,7 @@ class ScriptsWithWindowsAndDrafts(ScriptsWithWindows):
 
     @initialize(size=sizes_with_windows(), chance=st.randoms(use_true_random=False))
     def build(self, size, chance):
-        drafter = UnreliableDrafter(follows, VOCAB_SIZE, chance)
-        self.driven = drive(answer=answer, failure=failure, drafter=drafter, **size)
-        self.submitted = {}
+        self.start_engine(drafter=UnreliableDrafter(follows, VOCAB_SIZE, chance), **size)
 
 
 class ScriptsWithWindowsPlannedAhead(ScriptsWithWindows):
@@ -90,16 +80,38 @@ class ScriptsWithWindowsOfTwoStepsAtOnce(ScriptsWithWindows):
         self.queue(submission)
 
 
+class ScriptsWithWindowsAndDraftsOfTwoStepsAtOnce(ScriptsWithWindowsAndDrafts):
+    """Drafts in micro-batches."""
+
+    max_concurrent_batches = 2
+
+    @initialize(size=sizes_with_windows(2), chance=st.randoms(use_true_random=False))
+    def build(self, size, chance):
+        super().build(size, chance)
+
+
+class ScriptsWithWindowsAndDraftsPlannedAhead(ScriptsWithWindowsAndDrafts):
+    """Drafts beside rows that go on from tokens in flight."""
+
+    supports_async_scheduling = True
+
+    @initialize(size=sizes_with_windows(2), chance=st.randoms(use_true_random=False))
+    def build(self, size, chance):
+        super().build(size, chance)
+
+
 @pytest.mark.parametrize(
     ("scripts", "count"),
     [
         *((ScriptsWithWindows, 30), (ScriptsWithWindowsAndDrafts, 20)),
         *((ScriptsWithWindowsOfTwoStepsAtOnce, 20), (ScriptsWithWindowsPlannedAhead, 20)),
+        *((ScriptsWithWindowsAndDraftsOfTwoStepsAtOnce, 20), (ScriptsWithWindowsAndDraftsPlannedAhead, 30)),
         *(
             pytest.param(scripts, 60, marks=pytest.mark.every_case)
             for scripts in (
                 *(ScriptsWithWindows, ScriptsWithWindowsAndDrafts),
                 *(ScriptsWithWindowsOfTwoStepsAtOnce, ScriptsWithWindowsPlannedAhead),
+                *(ScriptsWithWindowsAndDraftsOfTwoStepsAtOnce, ScriptsWithWindowsAndDraftsPlannedAhead),
             )
         ),
     ],
