@@ -80,6 +80,41 @@ def test_rows_without_accepted_drafts_overlap_and_try_again(wrong):
     assert num_missed <= 2 * len(guesses.asked)
 
 
+def test_a_row_with_room_for_one_more_token_overlaps():
+    driven = drive(**OVERLAPPED, drafter=Guesses(3), speculation=3)
+    driven.add("a", prompt(0), max_tokens=2)
+    driven.add("b", prompt(1), max_tokens=4)
+    driven.run()
+    assert driven.executor.names[:2] == [{"a", "b"}, {"a"}]  # a draft of it could not be used
+    assert driven.tokens["a"] == expected_tokens(prompt(0), 2)
+
+
+def until_drafts_are_in_flight(driven, name):
+    driven.step()
+    driven.step()
+    while name not in driven.executor.names[-1]:  # which the engine reads in its next step
+        driven.step()
+    assert driven.executor.plans[-1].num_drafts is not None
+
+
+@BOTH
+def test_a_reused_row_has_a_draft_of_its_own_in_flight(steps):
+    driven = drive(**steps, drafter=Guesses(2), speculation=3, max_num_seqs=2)
+    driven.add("before", prompt(2), max_tokens=8)
+    driven.run()
+    driven.add("leaves", prompt(0), max_tokens=30)
+    driven.add("stays", prompt(1), max_tokens=30, speculation="off")
+    until_drafts_are_in_flight(driven, "leaves")
+    driven.abort("leaves")
+    whole = [*prompt(2), *driven.tokens["before"]]
+    driven.add("cached", whole[:9], max_tokens=2)  # all but its last token are cached: its first step has a draft
+    num_drafts = driven.engine.stats.num_drafts_total
+    driven.run()
+    assert driven.tokens["cached"] == whole[9:11]
+    assert driven.tokens["stays"] == expected_tokens(prompt(1), 30)
+    assert driven.engine.stats.num_drafts_total == num_drafts + 1
+
+
 @BOTH
 def test_an_end_token_behind_drafts_in_flight_ends_the_request(steps):
     driven = drive(**steps, drafter=Guesses(6, answer=ending(10)), speculation=6, answer=ending(10))
@@ -96,11 +131,7 @@ def test_drafts_of_an_aborted_request_are_dropped_and_its_row_reused(end, steps)
     driven = drive(**steps, drafter=Guesses(2, wrong=[1]), speculation=3, max_num_seqs=2)
     driven.add("a", prompt(0), max_tokens=30, timeout_s=5.0)
     driven.add("b", prompt(1), max_tokens=30, speculation="off")
-    driven.step()
-    driven.step()
-    while "a" not in driven.executor.names[-1]:  # until a step with its drafts is in flight
-        driven.step()
-    assert driven.executor.plans[-1].num_drafts is not None
+    until_drafts_are_in_flight(driven, "a")
     known = list(driven.tokens["a"])
     if end == "abort":
         driven.abort("a")
@@ -160,16 +191,18 @@ def test_a_step_that_fails_beside_another_is_computed_again_without_drafts(steps
 
 
 @BOTH
-def test_a_poisoned_request_with_drafts_fails_alone(steps):
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_poisoned_request_with_drafts_fails_alone(count, steps):
     def failure(context):
-        return RuntimeError("bad") if len(context) == 11 and context[:6] == prompt(0) else None
+        return RuntimeError("bad") if len(context) == 9 and context[:6] == prompt(0) else None
 
     driven = drive(**steps, drafter=Guesses(3), speculation=3, failure=failure)
-    add_all(driven, 3, max_tokens=16)
+    add_all(driven, count, max_tokens=16)
     driven.run()
-    assert driven.reasons() == {"r0": "error", "r1": "length", "r2": "length"}
-    assert driven.tokens["r0"] == expected_tokens(prompt(0), 5)
-    assert all(driven.tokens[f"r{number}"] == expected_tokens(prompt(number), 16) for number in (1, 2))
+    assert driven.reasons() == {"r0": "error"} | {f"r{number}": "length" for number in range(1, count)}
+    assert driven.tokens["r0"] == expected_tokens(prompt(0), 3)  # as far as it would get without drafts
+    for number in range(1, count):
+        assert driven.tokens[f"r{number}"] == expected_tokens(prompt(number), 16)
 
 
 @BOTH
