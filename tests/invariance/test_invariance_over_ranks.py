@@ -70,6 +70,18 @@ def test_answers_of_a_pipeline_are_the_same_where_each_request_has_a_setting_of_
     assert got.stats.draft_tokens_total > got.stats.accepted_draft_tokens_total > 50
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    [TWO_STAGES, *(pytest.param(sizes, marks=pytest.mark.every_case) for sizes in (TWO_RANKS, FOUR_RANKS))],
+    ids=str,
+)
+def test_answers_are_the_same_with_a_draft_model(sizes, folder, requests, alone):
+    with open_streams(folder, draft_model=str(folder), speculation="auto", **TIGHT, **sizes) as llm:
+        got = run_shuffled(llm, with_modes(requests), seed=4)
+    check_same(got, alone)
+    assert got.stats.draft_tokens_total > got.stats.accepted_draft_tokens_total > 50
+
+
 def test_a_pipeline_needs_fewer_steps_with_drafts(folder, requests, alone):
     def num_steps(speculation):
         drafter = unreliable_drafter(alone)

@@ -21,7 +21,7 @@ _KEPT_IDLE = 0.98  # after a step in which a row drafted nothing, so that it tri
 # With async scheduling a row that drafts is in every second step. That pays if a token of each draft is accepted, as of
 # long ones at this acceptance.
 _WORTH_WAITING = 0.5
-_RETRY_STEPS = 16  # after which a row that had no draft waits once more
+_RETRY_STEPS = 8  # after which a row that had no draft waits once more
 
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -71,11 +71,15 @@ class DraftLengths:
         self._fade(rows[chosen == 0])
         return chosen
 
-    def are_worth_waiting(self, rows: Int64Array, generations: Int64Array) -> BoolArray:
-        """Return the mask of rows that had better wait for their token in flight, to draft behind it."""
+    def are_worth_waiting(self, rows: Int64Array, *, generations: Int64Array, num_lines: int) -> BoolArray:
+        """Return the mask of rows that had better wait for their token in flight, to draft behind it.
+
+        `num_lines` are those of the step that they would be in; more of them leave less to drafts.
+        """
         self._forget(rows, generations)
         is_due = self._num_idle[rows] % _RETRY_STEPS == 0
-        waits: BoolArray = is_due & (self.acceptance(rows) >= _WORTH_WAITING)
+        least = max(_WORTH_WAITING, float(np.interp(num_lines + 1, _LINES, _BREAK_EVEN)))
+        waits: BoolArray = is_due & (self.acceptance(rows) >= least) & (num_lines < MOST_LINES)
         return waits
 
     def pass_over(self, rows: Int64Array) -> None:

@@ -98,7 +98,9 @@ class Drafts:
 
     def _is_worth_waiting(self, rows: Int64Array) -> BoolArray:
         """Return the mask of rows for which a draft pays, though they are in no other step while it is computed."""
-        is_worth = self._lengths.are_worth_waiting(rows, self._table.generations[rows])
+        table = self._table
+        num_lines = int(table.num_scheduled.sum())
+        is_worth = self._lengths.are_worth_waiting(rows, generations=table.generations[rows], num_lines=num_lines)
         self._lengths.pass_over(rows[~is_worth])
         return is_worth
 

@@ -184,7 +184,7 @@ class Worker(ABC):
         return AdapterMemory(TargetLayers(empty_decoder(self.folder)), limits, self._device)
 
     def _load_draft_model(self) -> DraftWeights | EagleWeights | None:
-        if self.config.draft_model is None:
+        if self.config.draft_model is None or self._stage.coordinates.rank > 0:  # rank 0 plans, and drafts alone
             return None
         with startup_step("loading the draft model"):
             cache_type = _CACHE_TYPES.get(self.config.kv_cache_dtype)

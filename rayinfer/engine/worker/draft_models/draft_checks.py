@@ -25,16 +25,17 @@ def check_draft_model(config: EngineConfig, folder: Path, model: ModelConfig, de
         return
     if device.type != "cpu":
         raise ConfigError(f"draft_model is for engines on a CPU so far, this one runs on {device.type}")
-    if config.num_ranks > 1:
-        raise ConfigError(f"draft_model needs an engine of one rank, this one has {config.num_ranks}")
     if model.seq2seq is not None:
         raise ConfigError("draft_model is for decoders: steps of encoder-decoders verify no drafts")
     if config.engine == "static":
         raise ConfigError("draft_model needs engine 'dynamic': steps of static engines verify no drafts")
-    if config.async_scheduling:
-        raise ConfigError("draft_model must be left out with async_scheduling: overlapped steps verify no drafts")
     other_folder = draft_folder(config.draft_model)
     if is_eagle3_folder(other_folder):
+        if config.num_ranks > 1:
+            raise ConfigError(
+                f"draft_model {config.draft_model!r} is a head, which needs an engine of one rank,"
+                f" this one has {config.num_ranks}"
+            )
         _check_head(config.draft_model, read_eagle3_config(other_folder), model)
         return
     draft = read_model_config(other_folder)

@@ -24,8 +24,9 @@ class Rows:
             num_more=num_more,
         ).tolist()
 
-    def are_worth_waiting(self):
-        return self.lengths.are_worth_waiting(self.rows, self.generations).tolist()
+    def are_worth_waiting(self, num_lines=1):
+        waits = self.lengths.are_worth_waiting(self.rows, generations=self.generations, num_lines=num_lines)
+        return waits.tolist()
 
     def observe(self, num_drafts, num_accepted, times=20):
         for _ in range(times):
@@ -86,18 +87,27 @@ def test_rows_wait_for_a_token_in_flight_while_drafts_pay():
     assert batch.are_worth_waiting() == [True, False, False]  # no token of the one was accepted, the other has no draft
 
 
+def test_rows_of_a_large_batch_do_not_wait():
+    batch = Rows(1)
+    assert batch.are_worth_waiting(num_lines=32) == [True]
+    assert batch.are_worth_waiting(num_lines=MOST_LINES - 1) == [False]
+    batch.observe(num_drafts=4, num_accepted=4)
+    assert batch.are_worth_waiting(num_lines=MOST_LINES - 1) == [True]
+    assert batch.are_worth_waiting(num_lines=MOST_LINES) == [False]
+
+
 def test_rows_that_did_not_wait_do_so_again_in_time():
     batch = Rows(2)
     batch.are_worth_waiting()
     batch.lengths.record_drafts(batch.rows, np.array([True, False]))
     batch.lengths.observe(batch.rows, np.array([4, 0]), np.array([0, 0]))
     waited = []
-    for _ in range(32):
+    for _ in range(40):
         waited.append(batch.are_worth_waiting())
         batch.lengths.pass_over(batch.rows)
     refused, without = zip(*waited, strict=True)
-    assert without.index(True) == 15
-    assert 10 < refused.index(True) < 32
+    assert without.index(True) == 7
+    assert 7 < refused.index(True) < 40
     batch.generations += 1
     assert batch.are_worth_waiting() == [True, True]
 
