@@ -189,7 +189,7 @@ class Worker(ABC):
         with startup_step("loading the draft model"):
             cache_type = _CACHE_TYPES.get(self.config.kv_cache_dtype)
             if is_eagle3_folder(folder := draft_folder(self.config.draft_model)):
-                return EagleWeights(self.config, folder, self._dtype, cache_type)
+                return EagleWeights(self.config, folder, self._dtype, cache_type, self.folder)
             return DraftWeights(self.config, folder, cache_type)
 
     def _load_model(self, draft_block_bytes: int) -> ModelMemory:

@@ -1,5 +1,7 @@
 """Speculation on real engines of tiny models: where drafts come from, and that they change no answer."""
 
+import time
+
 import pytest
 import torch
 from transformers import GPT2Config
@@ -32,9 +34,9 @@ def other(tmp_path_factory):
     return make_tiny_llama(tmp_path_factory.mktemp("other"), hidden=32, layers=1, heads=2, kv_heads=1, seed=3)
 
 
-def new_engine(folder, **settings):
+def new_engine(folder, recorder=None, **settings):
     sizes = {"num_kv_blocks": 64, "block_size": 8, "dtype": "float32", "num_threads": 1}
-    return build_engine(engine_config(model=str(folder), **sizes | settings), folder)
+    return build_engine(engine_config(model=str(folder), **sizes | settings), folder, recorder=recorder)
 
 
 def answers(engine, *params, tenant=""):
@@ -216,6 +218,36 @@ def test_drafts_of_a_head_change_no_answer(limits, loop, deep, head):
         assert stats.num_preemptions_total > 0
 
 
+class PlannedTokens:
+    """A recorder of the tokens of each step, drafts among them."""
+
+    def __init__(self):
+        self.steps = []
+        self.clock = time.monotonic
+        self.added = self.aborted = self.controlled = self.stepped = self.sampled = self.close = lambda *_: None
+
+    def planned(self, plan, request_ids):
+        self.steps.append(plan.token_ids.tolist())
+
+
+@pytest.mark.parametrize("has_embedding", [True, False])
+def test_a_head_over_tensor_ranks_drafts_what_it_does_on_one(has_embedding, deep, tmp_path):
+    head = make_tiny_eagle3(tmp_path, TINY._replace(draft_vocab=300), has_embedding=has_embedding)
+    planned = []
+    for ranks in (1, 2):
+        recorder = PlannedTokens()
+        settings = {"draft_model": str(head), "speculation": 3, "tensor_parallel_size": ranks}
+        engine = new_engine(deep, recorder, **settings)
+        answers(engine, GREEDY, SEEDED, GREEDY)
+        engine.control(Sleep(2))
+        engine.control(Wake())
+        answers(engine, GREEDY, tenant="another")
+        assert engine.stats.draft_tokens_total > 100
+        engine.exit()
+        planned.append(recorder.steps)
+    assert planned[0] == planned[1]
+
+
 def test_a_head_drafts_what_it_would_from_the_states_that_transformers_computes(deep, head):
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(deep, dtype=torch.float32)
@@ -257,9 +289,8 @@ def test_a_head_sleeps_and_wakes_with_the_engine(level, deep, head):
 def test_a_head_of_another_model_is_refused(folder, deep, head, tmp_path):
     with pytest.raises(ConfigError, match="is a head of models with 6 layers or more"):
         new_engine(folder, draft_model=str(head))
-    for ranks in ("tensor_parallel_size", "pipeline_parallel_size"):
-        with pytest.raises(ConfigError, match="is a head, which needs an engine of one rank, this one has 2"):
-            new_engine(deep, draft_model=str(head), **{ranks: 2})
+    with pytest.raises(ConfigError, match="is a head, which reads layers that are in other processes than it with 2"):
+        new_engine(deep, draft_model=str(head), pipeline_parallel_size=2)
     narrow = make_tiny_eagle3(tmp_path / "narrow", TINY._replace(hidden=32))
     with pytest.raises(ConfigError, match="is a head of another model: hidden_size 32, not 64"):
         new_engine(deep, draft_model=str(narrow))

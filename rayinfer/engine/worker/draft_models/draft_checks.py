@@ -31,10 +31,10 @@ def check_draft_model(config: EngineConfig, folder: Path, model: ModelConfig, de
         raise ConfigError("draft_model needs engine 'dynamic': steps of static engines verify no drafts")
     other_folder = draft_folder(config.draft_model)
     if is_eagle3_folder(other_folder):
-        if config.num_ranks > 1:
+        if (num_stages := config.pipeline_parallel_size) > 1:
             raise ConfigError(
-                f"draft_model {config.draft_model!r} is a head, which needs an engine of one rank,"
-                f" this one has {config.num_ranks}"
+                f"draft_model {config.draft_model!r} is a head, which reads layers that are in other processes than it"
+                f" with {num_stages} pipeline stages"
             )
         _check_head(config.draft_model, read_eagle3_config(other_folder), model)
         return

@@ -16,8 +16,10 @@ from rayinfer.engine.worker.memory.model_memory import ModelMemory
 from rayinfer.engine.worker.model_runner import ModelRunner
 from rayinfer.engine.worker.resolved_config import ResolvedConfig
 from rayinfer.kv_cache.cache_tensors import BlockShape
+from rayinfer.layers.embedding import TokenEmbedding
 from rayinfer.models.causal_decoder import CausalDecoder
 from rayinfer.models.eagle3 import Eagle3Head, layers_read, load_eagle3_head
+from rayinfer.models.loader import read_parameters
 from rayinfer.models.model_config import ModelConfig
 
 _CPU = torch.device("cpu")
@@ -27,10 +29,17 @@ class EagleWeights:
     """A head that is loaded and has no KV blocks yet; its weights are never quantized."""
 
     def __init__(
-        self, config: ResolvedConfig, folder: Path, dtype: torch.dtype, cache_type: torch.dtype | None
+        self,
+        config: ResolvedConfig,
+        folder: Path,
+        dtype: torch.dtype,
+        cache_type: torch.dtype | None,
+        model_folder: Path,
     ) -> None:
-        self._config, self._folder, self._dtype = config, folder, dtype
-        self._head = load_eagle3_head(folder, dtype, _CPU)
+        self._config, self._dtype = config, dtype
+        # Of several tensor ranks each has a part of the model's embedding, and this one cannot ask the others.
+        self._load = partial(_load, folder, model_folder if config.tensor_parallel_size > 1 else None, dtype)
+        self._head = self._load()
         self.shape = BlockShape(
             num_layers=1,
             block_size=config.block_size,
@@ -56,7 +65,7 @@ class EagleWeights:
         config, head = self._config, self._head
         longest = min(max_model_len, head.config.longest_sequence, num_blocks * config.block_size)
         head.prepare(self._dtype, _CPU, longest)
-        load = partial(_load, self._folder, self._dtype, longest)
+        load = partial(_load_prepared, self._load, self._dtype, longest)
         memory = ModelMemory(head, load, self.shape, num_blocks=num_blocks)  # type: ignore[arg-type]
         drafter = EagleDrafter(
             head,
@@ -70,10 +79,26 @@ class EagleWeights:
         return DraftMemory(drafter, memory)
 
 
-def _load(folder: Path, dtype: torch.dtype, longest_sequence: int) -> Eagle3Head:
+def _load(folder: Path, model_folder: Path | None, dtype: torch.dtype) -> Eagle3Head:
+    """Load a head, and with the model's folder an embedding of its own if it has none."""
     head = load_eagle3_head(folder, dtype, _CPU)
+    if head.embed_tokens is None and model_folder is not None:
+        head.embed_tokens = _whole_embedding(model_folder, head.config, dtype)
+    return head
+
+
+def _load_prepared(load: Callable[[], Eagle3Head], dtype: torch.dtype, longest_sequence: int) -> Eagle3Head:
+    head = load()
     head.prepare(dtype, _CPU, longest_sequence)
     return head
+
+
+def _whole_embedding(folder: Path, config: ModelConfig, dtype: torch.dtype) -> TokenEmbedding:
+    """Read the embedding of a Llama-shaped model, of all its tokens."""
+    embedding = TokenEmbedding(config.vocab_size, config.hidden_size).to(dtype)
+    for part in read_parameters(folder, ["model.embed_tokens.weight"]):
+        embedding.weight.data[part.index] = part.tensor.to(dtype)
+    return embedding
 
 
 def _embed(runner: ModelRunner, token_ids: torch.Tensor) -> torch.Tensor:
