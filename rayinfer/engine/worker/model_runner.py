@@ -135,7 +135,8 @@ class ModelRunner:
             return FinishedStep(NO_TOKENS)
         if plan.num_drafts is not None:
             sampled = sample_with_drafts(self._sampler, plan, logits)
-            self.future_tokens.keep(inputs.sampled_rows, torch.from_numpy(sampled.last_token_ids))
+            last_token_ids = torch.from_numpy(sampled.last_token_ids).to(self._device)
+            self.future_tokens.keep(inputs.sampled_rows, last_token_ids)
             if prompt_logprobs is not None:
                 sampled = structs.replace(sampled, prompt_logprobs=prompt_logprobs.result())
             return FinishedStep(sampled)

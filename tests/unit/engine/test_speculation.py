@@ -1,6 +1,7 @@
 """Speculation on real engines of tiny models: where drafts come from, and that they change no answer."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from rayinfer.errors import ConfigError, ModelLoadError, ModelNotFound
 from rayinfer.kv_cache.block_manager import BlockManager
 from rayinfer.protocols import GenerationRequest, Sleep, Wake
 from rayinfer.sampling_params import SamplingParams
+from rayinfer.tensor_parallel import RankCoordinates, Shard
+from support.fakes.thread_ranks import Table, run_threads
 from support.tiny_models.tiny_checkpoints import make_tiny_llama, make_tiny_model, save_tokenizer
 from support.tiny_models.tiny_eagle3 import TINY, PlainHead, make_tiny_eagle3
 
@@ -153,6 +156,25 @@ def test_the_blocks_of_a_draft_model_are_counted(folder, other):
     assert twice == alone // 2
     assert num_blocks(draft_model=str(folder), tensor_parallel_size=2) == twice
     assert twice < num_blocks(draft_model=str(other)) < alone
+
+
+def test_rank_0_alone_has_the_draft_model(folder, other):
+    sizes = {"kv_cache_memory_bytes": 1 << 20, "block_size": 8, "dtype": "float32", "num_threads": 1}
+    config = engine_config(model=str(folder), draft_model=str(other), tensor_parallel_size=2, **sizes)
+    values = Table(2)
+
+    def build(group):
+        coordinates = RankCoordinates(group.rank, 2, 1)
+        ranks = SimpleNamespace(coordinates=coordinates, device=torch.device("cpu"), world=None)
+        ranks.shard = Shard(coordinates, group)
+        ranks.reduce_min = lambda own: list(map(min, *values.exchange(group.rank, own)))
+        worker = build_worker(config, folder, ranks)
+        worker.executor.shutdown()
+        return worker
+
+    first, second = run_threads(2, build)
+    assert (first.draft is None, second.draft is None) == (False, True)
+    assert first.num_blocks == second.num_blocks
 
 
 @pytest.mark.parametrize(
