@@ -33,6 +33,7 @@ Log = Callable[[str], None]
 NUM_BUSY_TEXTS = 300  # fewer: beside a busy core some peers take minutes
 NUM_WARM_UP = 64
 MODEL = "model"  # on our server
+SETTLE_S = 8.0  # after which Ray has ended what it does behind a start, and the service is idle
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,6 +154,7 @@ class _Rows:
         command = [*self._plan.server_command, str(programs.text_model), *options]
         system = SystemUnderTest(name=OWN, mode="float32", server_command=command, ready_path="/ready")
         with self._recording(result, "HTTP", OWN), running_server(system, self._logs / "server.log") as server:
+            time.sleep(SETTLE_S)
             result.add("HTTP", _latencies(_ask(f"{server.base_url}/v1/embeddings", count)))
 
     def _measure_batcher(self, result: RowResult) -> None:
