@@ -159,7 +159,7 @@ class EngineConfig(BaseModel):
         min_length=1,
         description="smaller model with the same tokenizer that speculation drafts with, in place of repeated text,"
         " named as model is, or a folder with an EAGLE-3 head of the model; its KV blocks share the memory of the"
-        " model's; on a CPU, a head in one pipeline stage (default: none)",
+        " model's; on CPUs; heads not with pipeline stages (default: none)",
     )
     enable_lora: bool = Field(False, description="let requests name LoRA adapters, which change the model for them")
     max_loras: int = Field(64, ge=1, le=4096, description="adapters that the requests of one step may have together")

@@ -18,8 +18,8 @@ _FIRST_TRIALS = 2.0
 _KEPT = 0.9  # of the experience, after each draft
 _KEPT_IDLE = 0.98  # after a step in which a row drafted nothing, so that it tries again in time
 
-# With async scheduling a row that drafts is in every second step. That pays if a token of each draft is accepted, as of
-# long ones at this acceptance.
+# With async scheduling a row that drafts is in every second step, so it loses a token for each draft. A draft makes up
+# for that if one of its tokens is accepted, which is likely from this acceptance on.
 _WORTH_WAITING = 0.5
 _RETRY_STEPS = 8  # after which a row that had no draft waits once more
 

@@ -12,12 +12,13 @@ from typing import Any
 from rayinfer.engine.loop.engine_adapters import EngineAdapters, HostAdapterLimits
 from rayinfer.engine.loop.engine_images import EngineImages
 from rayinfer.engine.loop.engine_state import LifeCycle
+from rayinfer.engine.loop.interrupts import interrupts_deferred
 from rayinfer.engine.loop.request_needs import start_needs
 from rayinfer.engine.loop.schedule_recorder import ScheduleRecorder
 from rayinfer.engine.loop.step_failures import may_be_one_requests_fault
 from rayinfer.engine.plan.executor import Executor, StepHandle
 from rayinfer.engine.plan.executor_commands import SleepLevel, sleep_level
-from rayinfer.engine.plan.step_plan import Int32Array, StepPlan
+from rayinfer.engine.plan.step_plan import Int32Array, SampledTokens, StepPlan
 from rayinfer.engine.scheduling.request import Request, new_request
 from rayinfer.engine.scheduling.request_checks import checked_token_ids
 from rayinfer.engine.scheduling.scheduler import Scheduler
@@ -135,22 +136,25 @@ class Engine:
         return ended._replace(start_pos=unreported[0].start_pos)
 
     def step(self) -> list[TokenDelta]:
-        """Compute one step of every scheduled request; while paused or asleep, only finish overdue requests.
-
-        With several concurrent batches, the next step is in flight before this one's tokens are read.
-        """
+        """Compute a step of all scheduled requests, or start the next and finish one; paused: only end overdue ones."""
         self.check_alive()
         if self._recorder is not None:
             self._recorder.stepped()
         self._time_out_requests()
         with self._recording_death():
-            while self._can_plan and (plan := self.scheduler.plan()) is not None:
-                self.on_plan(plan.num_tokens)
+            while self._can_plan:
+                plan = None
                 try:
+                    with interrupts_deferred():
+                        plan = self.scheduler.plan()
+                    if plan is None:
+                        break
+                    self.on_plan(plan.num_tokens)
                     self._copy_blocks()
                     self._start(plan)
                 except BaseException:
-                    self.scheduler.reschedule(plan)
+                    if plan is not None:
+                        self.scheduler.reschedule(plan)
                     raise
                 if not self._in_flight:  # it is computed
                     break
@@ -302,12 +306,11 @@ class Engine:
             return
         try:
             self._in_flight.append((plan, self._executor.submit(plan)))
+            return
         except Exception as error:
             if not may_be_one_requests_fault(error):
                 raise
             logger.info("step %d failed beside an in-flight one and is computed again: %s", plan.step, error)
-        else:
-            return
         self._finish_all()
         self._run(self.scheduler.retract(plan), has_failed=True)
 
@@ -322,10 +325,9 @@ class Engine:
             plan, step = self._in_flight[0]
             self.on_plan(plan.num_tokens)  # the watchdog's limit is this step's
             sampled = step.result()
-            self._in_flight.popleft()
-            if self._recorder is not None:
-                self._recorder.sampled(plan, sampled)
-            self._deltas += self.scheduler.apply(plan, sampled)
+            with interrupts_deferred():
+                self._in_flight.popleft()
+                self._apply(plan, sampled)
 
     @contextlib.contextmanager
     def _recording_death(self) -> Iterator[None]:
@@ -340,8 +342,7 @@ class Engine:
         """Compute the plan; if it fails, compute its halves, until the request at fault is alone and ends with "error".
 
         A request that was alone from the start is tried twice, too: what failed may have been the moment's fault.
-        Drafts are not tried again.
-        Nothing needs undoing: a failed step has written only to slots that the retry writes again.
+        Drafts are not. Nothing needs undoing: a failed step has written only to slots that the retry writes again.
         """
         if not plan.num_requests:  # all its requests have left
             return
@@ -354,9 +355,8 @@ class Engine:
             failure = error
             plan = plan.without_drafts()
         if failure is None:
-            if self._recorder is not None:
-                self._recorder.sampled(plan, sampled)
-            self._deltas += self.scheduler.apply(plan, sampled)
+            with interrupts_deferred():
+                self._apply(plan, sampled)
         elif plan.num_requests > 1:
             middle = plan.num_requests // 2
             self._run(plan.part(0, middle), has_failed=True)
@@ -368,6 +368,11 @@ class Engine:
             request_id = self.scheduler.request_id_at(int(plan.rows[0]))
             logger.error("request %s failed in step %d", request_id, plan.step, exc_info=failure)
             self._finish(request_id, "error")
+
+    def _apply(self, plan: StepPlan, sampled: SampledTokens) -> None:
+        if self._recorder is not None:
+            self._recorder.sampled(plan, sampled)
+        self._deltas += self.scheduler.apply(plan, sampled)
 
     def _copy_blocks(self) -> None:
         """Make the copies that the scheduler has queued, in their order."""

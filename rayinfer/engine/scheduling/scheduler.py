@@ -224,6 +224,7 @@ class Scheduler:
         """Choose the next step's tokens; None if nothing can be computed, or in-flight tokens are needed first."""
         if self._schedule.has_unknown_tokens and (self._rows_to_resend or self._admission.must_preempt):
             return None  # never preempt a request whose last token is still in flight
+        self._table.num_drafts[:] = 0  # of a plan that was not finished
         self._resend_interrupted()
         self._finish_transfers()
         self._admission.allocate_decode_blocks()
@@ -234,7 +235,10 @@ class Scheduler:
         if self._drafts is not None:
             self._drafts.add(self._num_tokens_left)
         self._totals.num_steps_total += 1
-        plan = self.batch.assemble(step=self._totals.num_steps_total, new_requests=self._take_new_requests())
+        # Some may have been preempted again while the step was planned.
+        entering = tuple(each for each in self._new_requests if self._table.is_taken(each.row))
+        plan = self.batch.assemble(step=self._totals.num_steps_total, new_requests=entering)
+        self._new_requests.clear()
         self._step_tokens.observe(plan.num_tokens)
         self._schedule.start(plan)
         return plan
@@ -266,12 +270,6 @@ class Scheduler:
         stored = self._stored_prefixes
         if stored is not None and stored.has_transfers() and not self._schedule.has_unknown_tokens:
             stored.wait(TRANSFER_WAIT_S)
-
-    def _take_new_requests(self) -> tuple[NewRequestData, ...]:
-        # Some may have been preempted again while the step was planned.
-        new_requests = tuple(new_request for new_request in self._new_requests if self._table.is_taken(new_request.row))
-        self._new_requests.clear()
-        return new_requests
 
     def _schedule_tokens(self) -> None:
         """Schedule one token of each running request, then prompts and arrivals in queue order."""

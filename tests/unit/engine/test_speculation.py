@@ -252,13 +252,16 @@ class PlannedTokens:
         self.steps.append(plan.token_ids.tolist())
 
 
-@pytest.mark.parametrize("has_embedding", [pytest.param(True, marks=pytest.mark.every_case), False])
-def test_a_head_over_tensor_ranks_drafts_what_it_does_on_one(has_embedding, deep, tmp_path):
+@pytest.mark.parametrize(
+    ("has_embedding", "dtype"),
+    [pytest.param(True, "float32", marks=pytest.mark.every_case), (False, "float32"), (False, "bfloat16")],
+)
+def test_a_head_over_tensor_ranks_drafts_what_it_does_on_one(has_embedding, dtype, deep, tmp_path):
     head = make_tiny_eagle3(tmp_path, TINY._replace(draft_vocab=300), has_embedding=has_embedding)
     planned = []
     for ranks in (1, 2):
         recorder = PlannedTokens()
-        settings = {"draft_model": str(head), "speculation": 3, "tensor_parallel_size": ranks}
+        settings = {"draft_model": str(head), "speculation": 3, "tensor_parallel_size": ranks, "dtype": dtype}
         engine = new_engine(deep, recorder, **settings)
         answers(engine, GREEDY, SEEDED, GREEDY)
         engine.control(Sleep(2))
@@ -267,7 +270,8 @@ def test_a_head_over_tensor_ranks_drafts_what_it_does_on_one(has_embedding, deep
         assert engine.stats.draft_tokens_total > 100
         engine.exit()
         planned.append(recorder.steps)
-    assert planned[0] == planned[1]
+    if dtype == "float32":  # in bfloat16 the ranks' sums are rounded
+        assert planned[0] == planned[1]
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
@@ -313,7 +317,7 @@ def test_a_head_sleeps_and_wakes_with_the_engine(level, deep, head):
 def test_a_head_of_another_model_is_refused(folder, deep, head, tmp_path):
     with pytest.raises(ConfigError, match="is a head of models with 6 layers or more"):
         new_engine(folder, draft_model=str(head))
-    with pytest.raises(ConfigError, match="is a head, which reads layers that are in other processes than it with 2"):
+    with pytest.raises(ConfigError, match="is a head, which reads states of several layers: with pipeline_par"):
         new_engine(deep, draft_model=str(head), pipeline_parallel_size=2)
     narrow = make_tiny_eagle3(tmp_path / "narrow", TINY._replace(hidden=32))
     with pytest.raises(ConfigError, match="is a head of another model: hidden_size 32, not 64"):

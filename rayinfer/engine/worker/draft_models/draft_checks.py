@@ -33,8 +33,8 @@ def check_draft_model(config: EngineConfig, folder: Path, model: ModelConfig, de
     if is_eagle3_folder(other_folder):
         if (num_stages := config.pipeline_parallel_size) > 1:
             raise ConfigError(
-                f"draft_model {config.draft_model!r} is a head, which reads layers that are in other processes than it"
-                f" with {num_stages} pipeline stages"
+                f"draft_model {config.draft_model!r} is a head, which reads states of several layers: with"
+                f" pipeline_parallel_size {num_stages} these are in different processes"
             )
         _check_head(config.draft_model, read_eagle3_config(other_folder), model)
         return

@@ -1,6 +1,7 @@
 import numpy as np
 from msgspec import structs
 
+from rayinfer.engine.plan.step_plan import SampledTokens
 from support.fakes.fake_executor import drive, numbers
 
 
@@ -34,3 +35,10 @@ def test_slots_that_an_interrupted_step_was_to_empty_are_emptied_by_the_next():
     assert plan.emptied_adapter_slots == ()
     driven.scheduler.reschedule(structs.replace(plan, emptied_adapter_slots=(2,)))
     assert 2 in driven.scheduler.plan().emptied_adapter_slots
+
+
+def test_the_last_token_of_each_request_is_found_behind_its_drafts():
+    tokens = SampledTokens(np.array([7, 8, 9, 5]), np.zeros(4, np.bool_))
+    assert tokens.last_token_ids.tolist() == [7, 8, 9, 5]
+    counts = np.array([1, 3], np.int32)
+    assert structs.replace(tokens, counts=counts).last_token_ids.tolist() == [7, 5]
