@@ -9,6 +9,14 @@ from rayinfer.engine.loop.interrupts import interrupts_deferred
 from support.fakes.fake_executor import drive, expected_tokens, numbers
 
 
+@pytest.fixture(autouse=True)
+def default_handler():
+    """Python's own handler of SIGINT, which tests before may have replaced."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, signal.default_int_handler if before is None else before)
+
+
 class Interrupts:
     """A drafter that is interrupted once, by a signal or by an error behind the first row's draft."""
 
