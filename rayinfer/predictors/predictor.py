@@ -227,7 +227,7 @@ class Predictor:
             return make_item(runner, self.tokenizer, task, listed[index], place, shape=shape, truncate=truncate)
 
         if isinstance(runner, ImageRunner):
-            return [_checked_result(each, index) for index, each in enumerate(runner.run_made(make, len(listed)))]
+            return [_checked_result(each, index) for index, each in enumerate(runner.run_lazily(make, len(listed)))]
         items = [make(index) for index in range(len(listed))]
         results: dict[int, RunnerResult] = {}
         for batch in cut_into_batches(items, self._batch_size):

@@ -42,7 +42,7 @@ class Drafts:
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
 
-    def hold_rows(self) -> None:
+    def defer_rows(self) -> None:
         """Take rows out of the step that is being planned that wait for their token in flight, to draft behind it."""
         table, rows = self._table, self._table.rows
         may_wait = (table.num_scheduled[rows] == 1) & (table.expected_tokens[rows] > table.num_tokens[rows])

@@ -276,7 +276,7 @@ class Scheduler:
         table = self._table
         self._schedule.schedule_one_token_each()
         if self._drafts is not None and self._schedule.has_unknown_tokens:
-            self._drafts.hold_rows()
+            self._drafts.defer_rows()
         self._prefilling = {request: None for request in self._prefilling if table.num_pending(request) > 1}
         in_order = sorted(self._prefilling, key=order_key)
         if self._num_background:

@@ -54,7 +54,7 @@ def cores_of(config: EngineConfig, device: torch.device) -> "Cores | None":
     return Cores(num_threads, cache_folder() / "cores") if is_pinned and device.type == "cpu" else None
 
 
-def held(cores: "Cores | None") -> contextlib.AbstractContextManager[None]:
+def pinned(cores: "Cores | None") -> contextlib.AbstractContextManager[None]:
     """Pin the calling thread and its team while they compute, if there are cores for them."""
     return contextlib.nullcontext() if cores is None else cores.hold()
 

@@ -8,7 +8,7 @@ from rayinfer.adapters.adapter_memory import AdapterMemory
 from rayinfer.engine.plan.executor import StepHandle
 from rayinfer.engine.plan.executor_commands import AdapterFacts, BlockCopy, SleepLevel
 from rayinfer.engine.plan.step_plan import StepPlan
-from rayinfer.engine.worker.cores import Cores, held
+from rayinfer.engine.worker.cores import Cores, pinned
 from rayinfer.engine.worker.draft_models.draft_memory import DraftMemory
 from rayinfer.engine.worker.memory.model_memory import ModelMemory
 from rayinfer.engine.worker.model_runner import ModelRunner
@@ -39,7 +39,7 @@ class InProcessExecutor:
 
     def submit(self, plan: StepPlan) -> StepHandle:
         """Start the step; on a CPU, compute it."""
-        with held(self._cores):
+        with pinned(self._cores):
             return self.runner.submit(plan)
 
     def copy_blocks(self, copy: BlockCopy) -> None:

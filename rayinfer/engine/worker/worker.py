@@ -16,7 +16,7 @@ from rayinfer.config import EngineConfig
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.ranks.pipeline_link import ONLY_STAGE, PipelineLink, Stage
 from rayinfer.engine.ranks.rank_coordinates import Ranks, any_device
-from rayinfer.engine.worker.cores import cores_of, held, set_threads
+from rayinfer.engine.worker.cores import cores_of, pinned, set_threads
 from rayinfer.engine.worker.draft_models.draft_checks import draft_folder
 from rayinfer.engine.worker.draft_models.draft_memory import DraftWeights
 from rayinfer.engine.worker.draft_models.eagle_memory import EagleWeights
@@ -95,7 +95,7 @@ class Worker(ABC):
                 memory.num_blocks,
                 runner=runner,
                 max_model_len=self.max_model_len,
-                hold_cores=partial(held, cores),
+                hold_cores=partial(pinned, cores),
             )
         self.executor = InProcessExecutor(
             *(runner, memory, cores),

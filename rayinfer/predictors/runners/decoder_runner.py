@@ -8,7 +8,7 @@ import torch
 
 from rayinfer.attention.paged_attention import AttentionBatch
 from rayinfer.config import EngineConfig, cache_folder, packed_cache_bytes
-from rayinfer.engine.worker.cores import Cores, cores_of, held
+from rayinfer.engine.worker.cores import Cores, cores_of, pinned
 from rayinfer.errors import ModelLoadError
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.encoders.sentence_embedding import SentenceEmbedding, load_sentence_embedding
@@ -55,7 +55,7 @@ class DecoderRunner:
         order = order_by_length(batch)
         items = [batch[index] for index in order]
         texts = text_batch(items, self._device)
-        with held(self._cores):
+        with pinned(self._cores):
             hidden = self._decoder.forward(texts.token_ids, self._attention_batch(texts.positions, texts.lengths))
             vectors = list(self._embedding.forward(hidden, texts.lengths))
         tokens = split_tokens(hidden, texts.lengths)

@@ -67,7 +67,7 @@ class ImageRunner:
         at_once = None if len(batch) < 2 else self.threads
         return list(map(self._numbers, batch) if at_once is None else at_once.run(self._numbers, batch))
 
-    def run_made(self, make: Callable[[int], RunnerItem], count: int) -> Iterator[RunnerResult]:
+    def run_lazily(self, make: Callable[[int], RunnerItem], count: int) -> Iterator[RunnerResult]:
         """Make each of so many items by its number, on all cores, and compute it; few are in memory at once.
 
         Where threads compute images side by side, the one that has made an item computes it, too.

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from rayinfer.config import EngineConfig, cache_folder
-from rayinfer.engine.worker.cores import Cores, cores_of, held
+from rayinfer.engine.worker.cores import Cores, cores_of, pinned
 from rayinfer.models.encoders.encoder import Encoder
 from rayinfer.models.encoders.encoder_config import EncoderConfig, read_encoder_config
 from rayinfer.models.encoders.encoder_loading import load_encoder
@@ -54,7 +54,7 @@ class TextRunner:
             (self._other_numbers, [index for index in order if not are_means[index]]),
         ):
             items = [batch[index] for index in places]
-            with held(self._cores):
+            with pinned(self._cores):
                 found = compute(items) if items else ()
             for index, numbers in zip(places, found, strict=True):
                 results[index] = numbers.float().cpu().numpy()

@@ -186,10 +186,10 @@ def test_images_are_made_and_computed_in_their_order(family, num_threads, build,
     try:
         expected = [runner.run([make(number)])[0].tobytes() for number in range(3)]
         made.clear()
-        results = list(runner.run_made(make, 150))
+        results = list(runner.run_lazily(make, 150))
         assert [each.tobytes() for each in results] == [expected[number % 3] for number in range(150)]
         assert sorted(made) == list(range(150))
-        assert list(runner.run_made(make, 0)) == []
+        assert list(runner.run_lazily(make, 0)) == []
     finally:
         runner.close()
         torch.set_num_threads(before)
