@@ -12,8 +12,8 @@ from rayinfer_kernels.quantized_weight import pack_quantized, quantize
 TOLERANCES = {torch.float32: {"atol": 1e-4, "rtol": 1e-5}, torch.bfloat16: {"atol": 0.02, "rtol": 0.01}}
 # The last one is cut into blocks whose even share of the inputs would end within a pair.
 SHAPES = [(32, 2), (64, 576), (1, 8), (33, 16), (95, 41), (7, 1), (160, 1645)]
-# One tile and several, in registers and widened before, in one block of rows and in two.
-NUMBERS_OF_ROWS = [0, 1, 2, 3, 4, 5, 6, 7, 13, 39, 40, 100]
+# Every size of a tile and several tiles, in registers and widened before, in one block of rows and in two.
+NUMBERS_OF_ROWS = [*range(15), 24, 39, 40, 100]
 
 
 @pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
@@ -41,7 +41,7 @@ def test_a_row_is_multiplied_alike_to_the_bit_alone_in_a_batch_and_on_any_number
     for num_threads in (2, 3, 7):
         torch.set_num_threads(num_threads)
         assert torch.equal(isa_kernels.packed_linear(x, packed, None), together)
-    for row, count in itertools.product(range(0, 60, 19), (1, 2, 3, 5, 6, 8, 45)):
+    for row, count in itertools.product(range(0, 60, 19), (1, 2, 3, 5, 6, 8, 12, 13, 45)):
         part = slice(row, row + count)
         assert torch.equal(isa_kernels.packed_linear(x[part], packed, None), together[part]), count
 

@@ -10,7 +10,7 @@ DYNAMIC_FORMATS = [WeightFormat.INT8_DYNAMIC, WeightFormat.INT4_DYNAMIC]
 TOLERANCES = {torch.float32: {"atol": 1e-3, "rtol": 1e-5}, torch.bfloat16: {"atol": 0.02, "rtol": 0.01}}
 # The last one is multiplied in several blocks of inputs, where rows are many.
 SHAPES = [(32, 32), (64, 576), (1, 8), (33, 16), (95, 41), (7, 1), (260, 1000), (40, 4307)]
-NUMBERS_OF_ROWS = [0, 1, 2, 3, 4, 5, 6, 7, 13, 20]
+NUMBERS_OF_ROWS = [*range(14), 20]
 
 
 @pytest.fixture

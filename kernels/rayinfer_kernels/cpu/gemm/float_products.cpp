@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "core/fetch_ahead.h"
+#include "gemm/lookahead.h"
 #include "gemm/panel_products.h"
 #include "gemm/register_sums.h"
 #include "gemm/row_buffer.h"
@@ -25,6 +25,10 @@ constexpr int64_t kPerWord = 4 / sizeof(E);
 // Rows of a tile; widening pairs takes registers.
 template <class E>
 constexpr int kMostRows = kSimd == 8 && !std::is_same_v<E, Plain<E>> ? 4 : kTileRows;
+// So many rows are one tile where its sums fit into registers: their panels come from memory once, in order, and are not read
+// again.
+template <class E>
+constexpr int kMostRowsAlone = kSimd == 16 ? 2 * kTileRows : kMostRows<E>;
 template <class E>
 constexpr int kMostWideRows = kTileVectors < 4 ? 2 : kMostRows<E>;
 
@@ -44,12 +48,6 @@ template <class E>
 constexpr int64_t kAhead = kSimd != 8 ? kStreamAhead : kPerWord<E> == 1 ? 0 : 1024;
 
 alignas(kLine) constexpr float kZeros[kPanelsAtOnce * kPanelWidth] = {};
-
-// A few lines to fetch in each round of a loop.
-struct Ahead {
-    const char* at;
-    int64_t step;
-};
 
 // One tile of rows, and the block of columns that it is multiplied by.
 template <class E>
@@ -71,15 +69,15 @@ __attribute__((noinline)) void multiply_tile(const TileTask<E>& task) {
     using Float = typename Lanes<kSimd>::Float;
     constexpr int64_t n = kPerWord<E>;
     Sums<E, Rows, Vectors, kSimd> sums;
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
         for (int v = 0; v < Vectors; ++v)
             sums.at[r][v] = load_raw<Float>(task.start + r * task.start_stride + v * kSimd);
     const Plain<E>* rows = task.rows;
     const E *columns = task.columns[0], *others = task.columns[1];
-    const char* ahead = task.ahead.at;
-    const int64_t row_stride = task.row_stride, ahead_step = task.ahead.step;
+    Ahead ahead = task.ahead;
+    const int64_t row_stride = task.row_stride;
     const bool is_alone = task.is_alone;
     auto vector = [&](int v) RAYINFER_LAMBDA {
         return (v < kVectorsPerPanel ? columns : others) + v % kVectorsPerPanel * kSimd * n;
@@ -99,11 +97,10 @@ __attribute__((noinline)) void multiply_tile(const TileTask<E>& task) {
     for (int64_t w = 0; w < num_words / kWordsPerRound<E>; ++w) {
 #pragma GCC unroll 4
         for (int64_t i = 0; i < kWordsPerRound<E>; ++i) add_one();
-        if (!is_alone) fetch<kLine>(ahead);
-        ahead += ahead_step;
+        if (!is_alone) ahead.fetch_round();
     }
     for (int64_t w = 0; w < num_words % kWordsPerRound<E>; ++w) add_one();
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
         for (int v = 0; v < Vectors; ++v)
@@ -121,34 +118,13 @@ struct Panels {
     const E* panel(int64_t index) const { return data + index * stride; }
 };
 
-// Walks through what will be read next, a part of each panel, as evenly as the rounds of the loops allow.
-class Lookahead {
-  public:
-    template <class E>
-    Lookahead(Panels<E> next, int64_t num_inputs)
-        : next_((const char*)next.data), stride_(next.stride * sizeof(E)),
-          bytes_(num_inputs * kPanelWidth * sizeof(E)), total_(bytes_ * next.count) {}
-
-    void spread(int64_t num_rounds) { step_ = std::min(kLine, total_ / std::max<int64_t>(1, num_rounds) + 1); }
-
-    Ahead next(int64_t num_rounds) {
-        if (done_ >= total_) return {next_, 0};
-        const Ahead ahead = {next_ + done_ / bytes_ * stride_ + done_ % bytes_, step_};
-        done_ += num_rounds * step_;
-        return ahead;
-    }
-
-  private:
-    const char* next_;
-    int64_t stride_, bytes_, total_, done_ = 0, step_ = kLine;
-};
-
 // Multiplies all rows by some inputs of the panels; the rows begin with the first of these inputs.
 template <class E>
-void multiply_block(RowTile rows, Panels<E> panels, int64_t num_inputs, bool continues, float* sums, Lookahead& lookahead) {
+void multiply_block(RowTile rows, Panels<E> panels, int64_t num_inputs, bool continues, float* sums, PanelBytes next) {
     const int64_t width = panels.count * kPanelWidth;
     const bool are_few = rows.num_rows <= kFewRows;
-    const RowTiles tiles(rows.num_rows, are_few ? kMostWideRows<E> : kMostRows<E>);
+    const int64_t most_rows = rows.num_rows <= kMostRowsAlone<E> ? kMostRowsAlone<E> : kMostRows<E>;
+    const RowTiles tiles(rows.num_rows, are_few ? kMostWideRows<E> : most_rows);
     const bool is_alone = tiles.count == 1;
     // Two panels at a time share what is loaded of the rows; one at a time is read faster.
     const bool is_wide =
@@ -157,7 +133,7 @@ void multiply_block(RowTile rows, Panels<E> panels, int64_t num_inputs, bool con
     const bool is_whole = kHasWholePanels && rows.num_rows <= 2;
     const int64_t step = is_pair || is_whole ? kPairVectors * kSimd : (is_wide ? 4 : 2) * kSimd;
     const int64_t num_rounds = num_inputs / kPerWord<E> / kWordsPerRound<E>;
-    lookahead.spread(num_rounds * tiles.count * (width / step));
+    Lookahead lookahead(next, num_rounds * tiles.count * (width / step));
     for (int64_t column = 0; column < width; column += step)
         for (int64_t row = 0, end; row < rows.num_rows; row = end) {
             end = tiles.end_of(row);
@@ -182,7 +158,7 @@ void multiply_block(RowTile rows, Panels<E> panels, int64_t num_inputs, bool con
             else if (is_wide)
                 with_rows<kMostWideRows<E>>(end - row, [&](auto count) { multiply_tile<E, count, 4>(task); });
             else
-                with_rows<kMostRows<E>>(end - row, [&](auto count) { multiply_tile<E, count, 2>(task); });
+                with_rows<kMostRowsAlone<E>>(end - row, [&](auto count) { multiply_tile<E, count, 2>(task); });
         }
 }
 
@@ -202,27 +178,28 @@ void widen_panels(Panels<bfloat16> from, int64_t num_inputs, float* to) {
 
 template <class E>
 void multiply_in_blocks(RowTile rows, Panels<E> panels, int64_t num_inputs, bool continues, float* sums) {
-    const bool is_read_again = rows.num_rows >= kRowsToWiden;
+    const bool is_read_again = rows.num_rows > (kSimd == 16 ? kMostRowsAlone<E> : kRowsToWiden - 1);
     const int64_t num_blocks = is_read_again ? (num_inputs + kBlockInputs - 1) / kBlockInputs : 1;
     const int64_t block = rounded_up((num_inputs + num_blocks - 1) / num_blocks, kPerWord<E>);
     for (int64_t begin = 0; begin < num_inputs; begin += block) {
         const int64_t count = std::min(block, num_inputs - begin);
         const Panels<E> here = panels.from(begin);
         const bool is_last = begin + count == num_inputs, is_added = continues || begin > 0;
-        Lookahead lookahead(is_last ? Panels<E>{panels.panel(panels.count), panels.stride, panels.count}
-                                    : panels.from(begin + count),
-                            std::min(block, is_last ? num_inputs : num_inputs - begin - count));
+        const E* after = is_last ? panels.panel(panels.count) : panels.from(begin + count).data;
+        const int64_t num_after = std::min(block, is_last ? num_inputs : num_inputs - begin - count);
+        const PanelBytes next = {after, panels.stride * (int64_t)sizeof(E),
+                                 num_after * kPanelWidth * (int64_t)sizeof(E), panels.count};
         const RowTile part = {rows.rows + begin * (int64_t)sizeof(Plain<E>), rows.row_bytes, rows.num_rows};
         if constexpr (!std::is_same_v<E, Plain<E>>) {
-            if (is_read_again) {
+            if (rows.num_rows >= kRowsToWiden) {
                 thread_local RowBuffer buffer;
                 float* widened = buffer.rows<float>(panels.count * count, kPanelWidth);
                 widen_panels(here, count, widened);
-                multiply_block<float>(part, {widened, count * kPanelWidth, panels.count}, count, is_added, sums, lookahead);
+                multiply_block<float>(part, {widened, count * kPanelWidth, panels.count}, count, is_added, sums, next);
                 continue;
             }
         }
-        multiply_block<E>(part, here, count, is_added, sums, lookahead);
+        multiply_block<E>(part, here, count, is_added, sums, next);
     }
 }
 

@@ -28,7 +28,7 @@ constexpr int64_t kHalf = kPanelWidth / 2;
 constexpr int kQuadsPerHalf = 4;
 constexpr int kQuadBytes = kPanelWidth * 4;
 constexpr int kVectors = 2;
-constexpr int kLinesPerGroup = 3;
+constexpr int kLinesPerGroup = 3, kMoreLines = kByteLanes == 16 ? 2 : 0;  // more where only two tiles share a panel
 constexpr int64_t kStep = kVectors * kByteLanes;  // outputs of a tile
 // Each of a tile's sums is kept as an integer and as a float.
 constexpr int64_t kMostNarrowRows = kHasWideNumbers || kHas32Registers ? 4 : 2;
@@ -46,6 +46,7 @@ struct TileTask {
     float* out;
     int64_t out_stride;
     bool is_alone;      // no other tile reads the same panel
+    bool has_more;      // kMoreLines to fetch beside the others
     const char* ahead;  // what to fetch, some lines for each group
     int64_t ahead_step;
 };
@@ -191,6 +192,7 @@ __attribute__((noinline)) void multiply_tile(const TileTask& task) {
             fetch<Layout::kLinesAlone * kLine>(ahead);
         else
             fetch<kLinesPerGroup * kLine>(ahead);
+        if (kMoreLines && task.has_more) fetch<kMoreLines * kLine>(ahead + kLinesPerGroup * kLine);
         ahead += task.ahead_step;
     }
     store_results<Rows, Layout>(task, totals);
@@ -270,6 +272,7 @@ void multiply_panels(const Weight& weight, RowTile rows, int64_t panel, int64_t 
     const int64_t panel_bytes = Layout::numbers(num_groups) + num_groups * Layout::kNumberStep;
     const RowTiles tiles(rows.num_rows, kMostRows);
     const bool is_alone = tiles.count == 1 && kStep == kPanelWidth;
+    const int64_t lines = kLinesPerGroup + (tiles.count == 2 ? kMoreLines : 0);
     for (int64_t p = 0; p < num_panels; ++p) {
         const uint8_t* at = weight.panels + (panel + p) * panel_bytes;
         // The next panel, some of it in each tile.
@@ -285,9 +288,10 @@ void multiply_panels(const Weight& weight, RowTile rows, int64_t panel, int64_t 
                                        sums + row * width + p * kPanelWidth + output,
                                        width,
                                        is_alone,
+                                       tiles.count == 2,
                                        is_alone ? (const char*)at + kAhead : ahead,
                                        is_alone           ? rounded_up(panel_bytes / std::max<int64_t>(num_groups, 1), kLine)
-                                       : ahead < ahead_end ? kLinesPerGroup * kLine
+                                       : ahead < ahead_end ? lines * kLine
                                                            : 0};
                 with_rows<kMostRows>(end - row, [&](auto count) { multiply<count, Layout>(task); });
                 ahead += num_groups * task.ahead_step;

@@ -9,7 +9,7 @@
 #include <algorithm>
 
 #include "gemm/byte_sums.h"
-#include "core/fetch_ahead.h"
+#include "gemm/lookahead.h"
 #include "gemm/panel_products.h"
 #include "gemm/row_tiles.h"
 
@@ -17,6 +17,9 @@ namespace rayinfer {
 namespace {
 
 constexpr int64_t kMostTileRows = kHasWideNumbers ? 6 : kByteTileRows;
+// So many rows are one tile where its sums fit into registers: their panels come from memory once, in order, and are not read
+// again.
+constexpr int64_t kMostRowsAlone = kByteLanes == 16 ? 2 * kByteTileRows : kMostTileRows;
 constexpr int64_t kMostWideRows = kHas32Registers ? kByteTileRows : 2;
 constexpr int64_t kSignedTileRows = 3;
 constexpr int64_t kFewRows = 9;  // from here on widened weights are faster
@@ -39,8 +42,7 @@ struct TileTask {
     float* sums;
     int64_t sum_stride;
     bool is_alone;      // no other tile reads the same columns
-    const char* ahead;  // what to fetch if it is not, a line in each round
-    int64_t ahead_step;
+    Ahead ahead;        // what else is read next, if it is not
 };
 
 template <int Rows, int Vectors>
@@ -48,15 +50,15 @@ __attribute__((noinline)) void multiply_tile(const TileTask& task) {
     constexpr Sign sign = Sign::columns;
     ByteSums sums[Rows][Vectors] = {};
     if (!task.is_first)
-#pragma GCC unroll 8
+#pragma GCC unroll 12
         for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
             for (int v = 0; v < Vectors; ++v)
                 sums[r][v] = load_raw<ByteSums>(task.sums + r * task.sum_stride + v * kByteLanes);
     const uint8_t* rows = quantized_numbers(task.rows) + task.quad * 4;
     const int8_t *columns = task.columns[0], *others = task.columns[1];
-    const char* ahead = task.ahead;
-    const int64_t row_bytes = task.row_bytes, ahead_step = task.ahead_step;
+    Ahead ahead = task.ahead;
+    const int64_t row_bytes = task.row_bytes;
     const bool is_alone = task.is_alone;
     auto vector = [&](int v) __attribute__((always_inline)) {
         return (v < kVectorsPerPanel ? columns : others) + v % kVectorsPerPanel * kByteLanes * 4;
@@ -66,7 +68,7 @@ __attribute__((noinline)) void multiply_tile(const TileTask& task) {
 #pragma GCC unroll 8
         for (int v = 0; v < Vectors; ++v)
             prepared[v] = prepared_columns<sign>(load_raw<Quads>(vector(v)));
-#pragma GCC unroll 8
+#pragma GCC unroll 12
         for (int r = 0; r < Rows; ++r) {
             const auto row = prepared_row<sign>(load_raw<uint32_t>(rows + r * row_bytes));
 #pragma GCC unroll 8
@@ -76,14 +78,13 @@ __attribute__((noinline)) void multiply_tile(const TileTask& task) {
 #pragma GCC unroll 8
             for (int v = 0; v < Vectors; v += kVectorsPerLine) fetch<kLine>(vector(v) + kStreamAhead);
         } else {
-            fetch<kLine>(ahead);
-            ahead += ahead_step;
+            ahead.fetch_round();
         }
         columns += kQuadBytes;
         others += kQuadBytes;
     }
     if (!task.is_last) {
-#pragma GCC unroll 8
+#pragma GCC unroll 12
         for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
             for (int v = 0; v < Vectors; ++v)
@@ -94,7 +95,7 @@ __attribute__((noinline)) void multiply_tile(const TileTask& task) {
     for (int v = 0; v < Vectors; ++v) {
         const ByteSums moved = load_raw<ByteSums>(task.column_sums + v * kByteLanes) * (kMultipliesSigned ? 0 : 128);
         const SumFloats scales = load_raw<SumFloats>(task.scales + v * kByteLanes);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
         for (int r = 0; r < Rows; ++r) {
             const float row_scale = ((const QuantizedRow*)(task.rows + r * row_bytes))->scale;
             const SumFloats result = __builtin_convertvector(sums[r][v] - moved, SumFloats) * scales * row_scale;
@@ -110,10 +111,10 @@ template <int Rows, int Vectors>
 __attribute__((noinline)) void multiply_wide_tile(const TileTask& task) {
     constexpr int kHalves = 2 * Vectors;
     __m256i sums[Rows][kHalves] = {};
-    const int64_t row_bytes = task.row_bytes, ahead_step = task.ahead_step;
+    const int64_t row_bytes = task.row_bytes;
     const char* rows = (const char*)(wide_numbers(task.rows, task.padded_width) + task.quad * 4);
     const int8_t* columns = task.columns[0];
-    const char* ahead = task.ahead;
+    Ahead ahead = task.ahead;
     const bool is_alone = task.is_alone;
     for (const char* end = rows + task.num_quads * 8; rows < end; rows += 8) {
         __m256i row[Rows];
@@ -139,12 +140,11 @@ __attribute__((noinline)) void multiply_wide_tile(const TileTask& task) {
         if (is_alone) {
             fetch<(Vectors * kByteLanes * 4 + kLine - 1) / kLine * kLine>(columns + kStreamAhead);
         } else {
-            fetch<kLine>(ahead);
-            ahead += ahead_step;
+            ahead.fetch_round();
         }
         columns += kQuadBytes;
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < Rows; ++r) {
         const float row_scale = ((const QuantizedRow*)(task.rows + r * row_bytes))->scale;
 #pragma GCC unroll 8
@@ -168,14 +168,14 @@ template <int Rows, int Vectors>
 __attribute__((noinline)) void multiply_signed_tile(const TileTask& task) {
     __m256i sums[Rows][Vectors] = {};
     const __m256i ones = _mm256_set1_epi16(1), up = _mm256_set1_epi8(-128);
-    const int64_t row_bytes = task.row_bytes, ahead_step = task.ahead_step;
+    const int64_t row_bytes = task.row_bytes;
     const uint8_t* rows = quantized_numbers(task.rows) + task.quad * 4;
     const int8_t *columns = task.columns[0], *others = task.columns[1];
-    const char* ahead = task.ahead;
+    Ahead ahead = task.ahead;
     const bool is_alone = task.is_alone;
     for (const uint8_t* end = rows + task.num_quads * 4; rows < end; rows += 4) {
         __m256i row[Rows];
-#pragma GCC unroll 8
+#pragma GCC unroll 12
         for (int r = 0; r < Rows; ++r)
             row[r] = _mm256_xor_si256(_mm256_set1_epi32(load_raw<int32_t>(rows + r * row_bytes)), up);
 #pragma GCC unroll 8
@@ -192,13 +192,12 @@ __attribute__((noinline)) void multiply_signed_tile(const TileTask& task) {
             fetch<kQuadBytes>(columns + kAheadOfFew);
             if (Vectors > kVectorsPerPanel) fetch<kQuadBytes>(others + kAheadOfFew);
         } else {
-            fetch<kLine>(ahead);
-            ahead += ahead_step;
+            ahead.fetch_round();
         }
         columns += kQuadBytes;
         others += kQuadBytes;
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < Rows; ++r) {
         const float row_scale = ((const QuantizedRow*)(task.rows + r * row_bytes))->scale;
 #pragma GCC unroll 8
@@ -225,7 +224,7 @@ void multiply(int64_t num_rows, const TileTask& task) {
     }
 #endif
     if constexpr (!kHasWideNumbers) {
-        constexpr int64_t most = Vectors == 4 ? kMostWideRows : kByteTileRows;
+        constexpr int64_t most = Vectors == 4 ? kMostWideRows : kMostRowsAlone;
         with_rows<most>(num_rows, [&](auto rows) { multiply_tile<rows, Vectors>(task); });
     }
 }
@@ -234,7 +233,7 @@ void multiply(int64_t num_rows, const TileTask& task) {
 int64_t tile_vectors(int64_t num_rows, int64_t num_panels) {
     if (kHasWideNumbers) return num_rows == 1 && num_panels == 2 ? 8 : num_rows <= kFewRows ? 4 : 1;
     if (kHas32Registers && kByteLanes < 16) return 4;
-    const bool is_wide = kByteLanes < 16 ? num_rows <= 2 : num_panels == 2 && num_rows > 1;
+    const bool is_wide = kByteLanes < 16 ? num_rows <= 2 : num_panels == 2 && num_rows > kMostRowsAlone;
     return is_wide ? 4 : 2;
 }
 
@@ -244,12 +243,16 @@ void int8_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, in
     const int64_t width = num_panels * kPanelWidth, num_quads = padded_width(weight.format, weight.in_features) / 4;
     const int64_t stride = num_quads * kQuadBytes;
     const int8_t* panels = (const int8_t*)weight.panels + panel * stride;
-    const RowTiles tiles(rows.num_rows, kHasWideNumbers && rows.num_rows <= kFewRows ? kSignedTileRows : kMostTileRows);
-    const int64_t num_blocks = rows.num_rows <= kMostTileRows ? 1 : (num_quads + kBlockQuads - 1) / kBlockQuads;
+    const bool is_alone = rows.num_rows <= kMostRowsAlone, are_few = kHasWideNumbers && rows.num_rows <= kFewRows;
+    const RowTiles tiles(rows.num_rows, are_few ? kSignedTileRows : is_alone ? kMostRowsAlone : kMostTileRows);
+    const int64_t num_blocks = is_alone ? 1 : (num_quads + kBlockQuads - 1) / kBlockQuads;
     const int64_t vectors = tile_vectors(rows.num_rows, num_panels), step = vectors * kByteLanes;
-    const char *ahead = (const char*)panels + num_panels * stride, *ahead_end = ahead + num_panels * stride;
     for (int64_t block = 0; block < num_blocks; ++block) {
+        const bool is_last = block + 1 == num_blocks;
         const int64_t quad = num_quads * block / num_blocks, quads = num_quads * (block + 1) / num_blocks - quad;
+        const int64_t after = is_last ? num_quads / num_blocks : num_quads * (block + 2) / num_blocks - quad - quads;
+        const int8_t* next = is_last ? panels + num_panels * stride : panels + (quad + quads) * kQuadBytes;
+        Lookahead lookahead({next, stride, after * kQuadBytes, num_panels}, quads * tiles.count * (width / step));
         for (int64_t column = 0; column < width; column += step)
             for (int64_t row = 0, end; row < rows.num_rows; row = end) {
                 end = tiles.end_of(row);
@@ -263,14 +266,13 @@ void int8_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, in
                                        quads,
                                        {columns, columns + stride},
                                        block == 0,
-                                       block + 1 == num_blocks,
+                                       is_last,
                                        weight.sums + output,
                                        weight.scales + output,
                                        sums + row * width + column,
                                        width,
                                        tiles.count == 1,
-                                       ahead,
-                                       ahead < ahead_end ? kLine : 0};
+                                       lookahead.next(quads)};
                 switch (vectors) {
                     case 1: multiply<1>(end - row, task); break;
                     case 2: multiply<2>(end - row, task); break;
@@ -278,7 +280,6 @@ void int8_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, in
                     default:
                         if constexpr (kHasWideNumbers) multiply<8>(end - row, task);
                 }
-                ahead += task.ahead_step * quads;
             }
     }
 }

@@ -1,19 +1,18 @@
 // Products of weights of eight bits with rows as the model has them.
 //
-// Small integers lose nothing as float32 or bfloat16, and they are multiplied as those would be: a few rows widen them in
-// registers, many rows read panels that float_products reads. Either way the sums are the same bits.
+// Small integers lose nothing as float32 or bfloat16, and they are multiplied as those would be: each tile of rows widens them
+// in registers, which costs less than panels that are widened once and read again.
 
 #include "core/fetch_ahead.h"
 #include "gemm/panel_products.h"
 #include "gemm/register_sums.h"
-#include "gemm/row_buffer.h"
 #include "gemm/row_tiles.h"
 
 namespace rayinfer {
 namespace {
 
 constexpr int64_t kMostWideRows = kTileVectors < 4 ? 2 : kTileRows;
-constexpr int64_t kRowsToWiden = 3 * kTileRows;  // so many read panels that were widened before
+constexpr int64_t kMostNarrowRows = kSimd == 16 ? 2 * kTileRows : kTileRows;
 constexpr int kVectorsPerPanel = kPanelWidth / kSimd;
 constexpr int64_t kQuadBytes = kPanelWidth * 4;
 
@@ -87,7 +86,7 @@ __attribute__((noinline)) void multiply_tile(const TileTask<E>& task) {
 #pragma GCC unroll 8
     for (int v = 0; v < Vectors; ++v) {
         const Floats scales = load_raw<Floats>(task.scales + v * kSimd);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
         for (int r = 0; r < Rows; ++r) {
             const Floats result = sums.at[r][v] * scales;
             std::memcpy(task.sums + r * task.sum_stride + v * kSimd, &result, sizeof(result));
@@ -96,11 +95,11 @@ __attribute__((noinline)) void multiply_tile(const TileTask<E>& task) {
 }
 
 template <class E>
-void multiply_few(RowTile rows, const int8_t* panels, int64_t num_quads, const float* scales, float* sums, int64_t width) {
+void multiply(RowTile rows, const int8_t* panels, int64_t num_quads, const float* scales, float* sums, int64_t width) {
     const int64_t stride = num_quads * kQuadBytes;
-    const bool is_wide = kSimd == 16 ? width > kPanelWidth : kHas32Registers || rows.num_rows <= 2;
+    const bool is_wide = kSimd == 16 ? width > kPanelWidth && rows.num_rows <= kTileRows : kHas32Registers || rows.num_rows <= 2;
     const int64_t step = (is_wide ? 4 : 2) * kSimd;
-    const RowTiles tiles(rows.num_rows, kTileRows);
+    const RowTiles tiles(rows.num_rows, is_wide ? kTileRows : kMostNarrowRows);
     for (int64_t column = 0; column < width; column += step)
         for (int64_t row = 0, end; row < rows.num_rows; row = end) {
             end = tiles.end_of(row);
@@ -115,30 +114,7 @@ void multiply_few(RowTile rows, const int8_t* panels, int64_t num_quads, const f
             if (is_wide)
                 with_rows<kMostWideRows>(end - row, [&](auto count) { multiply_tile<E, count, 4>(task); });
             else
-                with_rows<kTileRows>(end - row, [&](auto count) { multiply_tile<E, count, 2>(task); });
-        }
-}
-
-// The panels in the form that float_products reads.
-template <class E, int Part>
-inline void store_part(Word quads, E* to) {
-    constexpr int64_t per_word = 4 / sizeof(E);
-    const auto columns = QuadParts<E, kWidth>::template columns<Part>(quads);
-    std::memcpy(to + Part * kPanelWidth * per_word, &columns, sizeof(columns));
-}
-
-template <class E>
-void widen(const int8_t* panels, int64_t num_quads, E* to) {
-    constexpr int64_t per_word = 4 / sizeof(E);
-    for (int64_t quad = 0; quad < num_quads; ++quad, to += 4 * kPanelWidth)
-        for (int64_t column = 0; column < kPanelWidth; column += kWidth) {
-            const Word quads = load_raw<Word>(panels + quad * kQuadBytes + column * 4);
-            store_part<E, 0>(quads, to + column * per_word);
-            store_part<E, 1>(quads, to + column * per_word);
-            if constexpr (per_word == 1) {
-                store_part<E, 2>(quads, to + column);
-                store_part<E, 3>(quads, to + column);
-            }
+                with_rows<kMostNarrowRows>(end - row, [&](auto count) { multiply_tile<E, count, 2>(task); });
         }
 }
 
@@ -150,18 +126,7 @@ void int8_products(const Weight& weight, RowTile rows, int64_t panel, int64_t nu
     const int64_t width = num_panels * kPanelWidth, num_inputs = padded_width(weight.format, weight.in_features);
     const int8_t* panels = (const int8_t*)weight.panels + panel * num_inputs * kPanelWidth;
     const float* scales = weight.scales + panel * kPanelWidth;
-    if (rows.num_rows < kRowsToWiden) return multiply_few<E>(rows, panels, num_inputs / 4, scales, sums, width);
-    thread_local RowBuffer buffer;
-    E* wide = buffer.rows<E>(num_inputs, width);
-    widen(panels, num_panels * num_inputs / 4, wide);
-    Weight floats = weight;
-    floats.panels = (const uint8_t*)wide;
-    floats.in_features = num_inputs;
-    floats.format = std::is_same_v<E, float> ? Format::float32 : Format::bfloat16;
-    float_products<E>(floats, rows, 0, num_panels, sums);
-    for (int64_t row = 0; row < rows.num_rows; ++row)
-        for (int64_t column = 0; column < width; column += kWidth)
-            store(sums + row * width + column, load(sums + row * width + column) * load(scales + column));
+    multiply<E>(rows, panels, num_inputs / 4, scales, sums, width);
 }
 
 template void int8_products<float>(const Weight&, RowTile, int64_t, int64_t, float*);

@@ -154,7 +154,7 @@ struct Sums {
         typename U::Columns parts[Vectors];
 #pragma GCC unroll 8
         for (int v = 0; v < Vectors; ++v) parts[v] = columns(v);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
         for (int r = 0; r < Rows; ++r) {
             typename U::Factor factor;
             std::memcpy(&factor, factors + r * stride + Part, sizeof(factor));

@@ -21,13 +21,22 @@ struct RowTiles {
 // Calls `run` with the number of rows as a constant; there are at most `Most` of them.
 template <int64_t Most, class Run>
 inline void with_rows(int64_t num_rows, Run run) {
-    static_assert(2 <= Most && Most <= 6);
+    static_assert(2 <= Most && Most <= 12);
     switch (num_rows) {
-        case 1: return run(std::integral_constant<int, 1>());
-        case 2: return run(std::integral_constant<int, 2>());
-        case 3: return run(std::integral_constant<int, std::min<int>(3, Most)>());
-        case 4: return run(std::integral_constant<int, std::min<int>(4, Most)>());
-        case 5: return run(std::integral_constant<int, std::min<int>(5, Most)>());
+#define RAYINFER_ROWS(n) \
+    case n: return run(std::integral_constant<int, std::min<int>(n, Most)>());
+        RAYINFER_ROWS(1)
+        RAYINFER_ROWS(2)
+        RAYINFER_ROWS(3)
+        RAYINFER_ROWS(4)
+        RAYINFER_ROWS(5)
+        RAYINFER_ROWS(6)
+        RAYINFER_ROWS(7)
+        RAYINFER_ROWS(8)
+        RAYINFER_ROWS(9)
+        RAYINFER_ROWS(10)
+        RAYINFER_ROWS(11)
+#undef RAYINFER_ROWS
         default: return run(std::integral_constant<int, Most>());
     }
 }
