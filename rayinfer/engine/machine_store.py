@@ -16,8 +16,8 @@ from rayinfer.config import EngineConfig, cache_folder, kv_store_folder, shared_
 from rayinfer.engine.worker.resolved_config import ResolvedConfig
 from rayinfer.errors import ConfigError
 from rayinfer.kv_cache.cache_tensors import BlockShape
+from rayinfer.kv_cache.pool_pages import BlockViews
 from rayinfer.kv_store.file_format import IDENTITY_BYTES
-from rayinfer.kv_store.pool_pages import BlockViews
 from rayinfer.kv_store.store import KVBlockStore
 from rayinfer.kv_store.store_files import open_slot_file
 from rayinfer.kv_store.transfers import BlockTransfers

@@ -9,6 +9,7 @@ from rayinfer.config import EngineConfig
 from rayinfer.errors import ConfigError
 
 CPU_POOL_BYTES = 2 << 30
+_BYTES_TAKEN = 512 << 20  # of a pool on a CPU: some 20,000 tokens of a small model
 _HOST = torch.device("cpu")
 _MEMINFO = Path("/proc/meminfo")
 
@@ -36,6 +37,13 @@ def count_kv_blocks(config: EngineConfig, block_bytes: int, device: torch.device
         )
         raise ConfigError(f"memory_fraction leaves {pool_bytes} bytes for KV blocks of {block_bytes} bytes each{kept}")
     return num_blocks
+
+
+def count_blocks_taken(config: EngineConfig, block_bytes: int, device: str) -> int:
+    """Count the blocks that get their memory at once, not in the steps that write them: all that a store loads into."""
+    if device != "cpu":
+        return 0
+    return max(_BYTES_TAKEN, int((config.kv_store_gib or 0) * (1 << 30))) // max(1, block_bytes)
 
 
 def count_static_blocks(

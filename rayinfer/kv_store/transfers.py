@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rayinfer.kv_cache.pool_pages import BlockViews
 from rayinfer.kv_store.contents import content_digests
-from rayinfer.kv_store.pool_pages import BlockViews, PoolPages
 from rayinfer.kv_store.slot_file import Pieces
 from rayinfer.kv_store.store import BlockName, KVBlockStore
 from rayinfer.outputs import KVStoreStats
@@ -63,7 +63,6 @@ class BlockTransfers:
         self._num_dropped = 0
         self._num_bytes: Sequence[int] = store.num_bytes
         self._counted_at = time.monotonic()
-        self._pages = PoolPages(views, self.most_blocks)
         self._thread = threading.Thread(target=self._run, name="kv-store", daemon=True)
         self._thread.start()
 
@@ -93,7 +92,6 @@ class BlockTransfers:
 
     def drain(self) -> None:
         """Wait until all transfers are done: the pool may be freed then."""
-        self._pages.end()
         with self._changed:
             self._changed.wait_for(lambda: not (self._loads or self._offers or self._is_working))
 
@@ -121,7 +119,6 @@ class BlockTransfers:
             self._is_closed = True
             self._changed.notify_all()
         self._thread.join()
-        self._pages.end()
         self._store.close(will_return=will_return)
 
     def _run(self) -> None:

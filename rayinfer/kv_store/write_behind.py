@@ -4,8 +4,8 @@ import logging
 import threading
 from collections import deque
 
+from rayinfer.kv_cache.thread_priority import lower_priority
 from rayinfer.kv_store.slot_file import SlotFile
-from rayinfer.kv_store.thread_priority import lower_priority
 
 _logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any
 
-from rayinfer.kv_store.pool_pages import THREAD_NAME
+from rayinfer.kv_cache.pool_pages import THREAD_NAME
 from rayinfer.llm import LLM
 from rayinfer.sampling_params import SamplingParams
 

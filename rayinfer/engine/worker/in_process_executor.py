@@ -39,7 +39,7 @@ class InProcessExecutor:
 
     def submit(self, plan: StepPlan) -> StepHandle:
         """Start the step; on a CPU, compute it."""
-        with pinned(self._cores):
+        with self._memory.computing(), pinned(self._cores):
             return self.runner.submit(plan)
 
     def copy_blocks(self, copy: BlockCopy) -> None:

@@ -37,7 +37,12 @@ from rayinfer.engine.worker.weight_loading import reload_weights, weight_loader
 from rayinfer.errors import ConfigError
 from rayinfer.grammars.compiler import GrammarCompiler
 from rayinfer.kv_cache.cache_tensors import BlockShape
-from rayinfer.kv_cache.pool_size import count_kv_blocks, count_offload_blocks, count_static_blocks
+from rayinfer.kv_cache.pool_size import (
+    count_blocks_taken,
+    count_kv_blocks,
+    count_offload_blocks,
+    count_static_blocks,
+)
 from rayinfer.models.causal_decoder import CausalDecoder
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.eagle3 import is_eagle3_folder
@@ -207,7 +212,8 @@ class Worker(ABC):
         )
         self.block_shape = shape
         num_blocks, num_offload_blocks = self._agree_on_blocks(shape, draft_block_bytes)
-        sizes: dict[str, Any] = {"num_offload_blocks": num_offload_blocks}
+        num_taken = count_blocks_taken(self.config, shape.num_bytes, self._device.type)
+        sizes: dict[str, Any] = {"num_offload_blocks": num_offload_blocks, "num_blocks_taken": num_taken}
         longest, kind = self.longest_sequence, self._device.type
         self.window_pool = window_pool(self.config, decoder, self.folder, longest, kind, self._group)
         if self.window_pool is not None:

@@ -76,6 +76,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 
 # (who imports, what is imported): why two rooms of one floor may know each other. The second may not import the first.
 NEIGHBORS: dict[tuple[str, str], str] = {
+    ("rayinfer.kv_store", "rayinfer.kv_cache"): "a store loads into an engine's pool; pools know no stores",
     ("rayinfer.benchmark", "rayinfer.jobs"): "it measures the loop of jobs; they know no benchmarks",
     ("rayinfer.outputs", "rayinfer.predictions"): "an output may be a prediction; predictions imports nothing",
     ("rayinfer.metrics", "rayinfer.outputs"): "metrics count what outputs define; outputs imports nothing of ours",

@@ -2,7 +2,7 @@
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rayinfer.engine.plan.executor_commands import SleepLevel
 from rayinfer.kv_cache.cache_tensors import BlockPool, BlockShape
+from rayinfer.kv_cache.pool_pages import PoolPages
 from rayinfer.models.decoder import Decoder
 
 _HOST = torch.device("cpu")
@@ -20,7 +21,8 @@ class ModelMemory:
     """A loaded decoder and its blocks; `load` loads the decoder again, prepared for its blocks.
 
     Between `release` and `restore` no step can run and no block be copied. With `slides`, whether each layer has a
-    sliding window, the keys and values of those that have are in a pool of `num_window_pages`.
+    sliding window, the keys and values of those that have are in a pool of `num_window_pages`. The pool's first
+    `num_blocks_taken`, which are allocated first, get their memory from the system beside the steps instead of in them.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class ModelMemory:
         device: torch.device = _HOST,
         slides: Sequence[bool] = (),
         num_window_pages: int = 0,
+        num_blocks_taken: int = 0,
     ) -> None:
         self.decoder: Decoder | None = decoder
         self._load = load
@@ -43,6 +46,7 @@ class ModelMemory:
         self._num_window_pages = num_window_pages
         self.num_blocks = num_blocks
         self.num_offload_blocks = num_offload_blocks
+        self._num_blocks_taken = num_blocks_taken
         self._device = device
         self._pool, self._window_pool = self._new_pool(), self._new_window_pool()
         self._offload_pool = self._new_offload_pool()
@@ -51,6 +55,7 @@ class ModelMemory:
         self._kept_blocks: Sequence[int] = ()  # which of the pool's blocks are in `_kept`, while they are
         self._kept: BlockPool | None = None
         self._bind(self._pool, self._window_pool)
+        self._pool_pages = self._take_pages()
 
     def copy_out(self, blocks: Sequence[int], offload_blocks: Sequence[int]) -> None:
         """Copy blocks of the model's pool into the second pool."""
@@ -64,8 +69,21 @@ class ModelMemory:
         """Return the bytes of the model's pool in host memory, as `BlockPool.block_views` does."""
         return self._pool.block_views()
 
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """Take no memory for the pool while a step is computed."""
+        if (pages := self._pool_pages) is None:
+            yield
+            return
+        pages.begin_step()
+        try:
+            yield
+        finally:
+            pages.end_step()
+
     def release(self, level: SleepLevel, blocks_in_use: Sequence[int], window_pages_in_use: Sequence[int] = ()) -> None:
         """Free memory by level; of the pools' blocks and pages only those in use are ever kept."""
+        self._end_pages()
         if level is SleepLevel.OFFLOAD:
             self._keep_blocks(blocks_in_use, window_pages_in_use)
             self._move_weights(_HOST)
@@ -90,9 +108,11 @@ class ModelMemory:
             self._kept_window_pool.move_to(self._window_pool, range(len(self._kept_pages)), self._kept_pages)
             self._kept, self._kept_blocks, self._kept_window_pool, self._kept_pages = None, (), None, ()
         self._bind(self._pool, self._window_pool)
+        self._pool_pages = self._take_pages()
 
     def drop(self) -> None:
         """Free everything for good."""
+        self._end_pages()
         self.decoder = self._kept = self._kept_window_pool = None
         self._pool, self._offload_pool, self._window_pool = self._no_pool(), self._no_pool(), self._no_pool()
         if self._device.type == "cuda":  # or the next engine of this process would find too little free memory
@@ -103,6 +123,14 @@ class ModelMemory:
         """The decoder, between `restore` and `release`."""
         assert self.decoder is not None, "the weights are released"
         return self.decoder
+
+    def _take_pages(self) -> PoolPages | None:
+        return PoolPages(self.block_views, self._num_blocks_taken) if self._num_blocks_taken else None
+
+    def _end_pages(self) -> None:
+        if self._pool_pages is not None:
+            self._pool_pages.end()
+            self._pool_pages = None
 
     def _keep_blocks(self, blocks: Sequence[int], pages: Sequence[int]) -> None:
         self._kept, self._kept_blocks = BlockPool(self._shape, len(blocks), _HOST), blocks

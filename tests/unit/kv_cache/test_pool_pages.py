@@ -1,9 +1,10 @@
 import mmap
 import resource
+import threading
 
 import numpy as np
 
-from rayinfer.kv_store.pool_pages import PoolPages
+from rayinfer.kv_cache.pool_pages import PoolPages
 
 NUM_BLOCKS, BLOCK_PAGES = 600, 3
 
@@ -39,3 +40,28 @@ def test_it_ends_wherever_it_is():
         pages = PoolPages(lambda: views, NUM_BLOCKS)
         pages.end()
         assert pages.wait(0)
+
+
+def test_nothing_is_taken_while_a_step_is_computed():
+    views = [new_pool()]
+    gate = threading.Event()
+
+    def wait_for_gate():
+        gate.wait()
+        return views
+
+    pages = PoolPages(wait_for_gate, NUM_BLOCKS)
+    pages.begin_step()
+    gate.set()
+    assert not pages.wait(0.3)
+    assert num_faults_of_writing(views[0][:10]) > 10
+    pages.end_step()
+    assert pages.wait(30)
+    assert num_faults_of_writing(views[0][10:]) < 100
+
+
+def test_it_ends_while_a_step_is_computed():
+    pages = PoolPages(lambda: [new_pool() for _ in range(20)], NUM_BLOCKS)
+    pages.begin_step()
+    pages.end()
+    assert pages.wait(0)

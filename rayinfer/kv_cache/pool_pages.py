@@ -1,42 +1,56 @@
-"""Memory of an engine's pool, taken from the system before blocks are loaded into it.
+"""Memory of an engine's pool, taken from the system before blocks are written.
 
 A pool is reserved virtually. The first write to each of its huge pages takes the page from the system, which fills it
-with zeros: on virtual machines that was measured to take ten times as long as the copy of the loaded blocks.
+with zeros. In steps that was measured to take 2 to 5 % of their time; on virtual machines ten times as long as the copy
+of blocks that are loaded from a store.
 """
 
 import ctypes
 import logging
+import math
 import mmap
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rayinfer.kv_store.thread_priority import lower_priority
+from rayinfer.kv_cache.thread_priority import lower_priority
 
 _logger = logging.getLogger(__name__)
 
-THREAD_NAME = "kv-store-pages"
+THREAD_NAME = "kv-pool-pages"
 _MADV_POPULATE_WRITE = 23  # of Linux 5.14: as if each page were written to, but its contents stay
-_BLOCKS_AT_ONCE = 128  # in one tensor: some milliseconds, so that the thread ends soon
+_BYTES_AT_ONCE = 4 << 20  # of one tensor: some milliseconds, for which a step or the end may have to wait
+_IDLE_S = 0.1  # without a step, until the engine counts as idle
 
 BlockViews = Sequence[NDArray[np.uint8]]  # each tensor of the pool: [num_blocks, bytes of its part of a block]
 
 
 class PoolPages:
-    """A thread of low priority that takes the memory of a pool's first blocks, which are allocated first.
+    """A thread that takes the memory of a pool's first blocks, which are allocated first, while no step is computed.
 
-    It must be ended before the pool is freed.
+    Beside a step it would hold up the cores' other threads for longer than the step's own writes take. It must be ended
+    before the pool is freed.
     """
 
     def __init__(self, views: Callable[[], BlockViews], num_blocks: int) -> None:
         self._views = views
         self._num_blocks = num_blocks
-        self._is_ended = False
+        self._idle_at = 0.0  # on the monotonic clock
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self._thread.start()
+
+    def begin_step(self) -> None:
+        """Take nothing while a step is computed."""
+        self._idle_at = math.inf
+
+    def end_step(self) -> None:
+        """Go on a moment later, unless the next step begins."""
+        self._idle_at = time.monotonic() + _IDLE_S
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until all is taken, or the thread has ended otherwise; returns whether it has."""
@@ -45,7 +59,7 @@ class PoolPages:
 
     def end(self) -> None:
         """End the thread, wherever it is."""
-        self._is_ended = True
+        self._ended.set()
         self._thread.join()
 
     def _run(self) -> None:
@@ -54,14 +68,24 @@ class PoolPages:
         if madvise is None:
             return
         views = self._views()
-        num_blocks = min(self._num_blocks, *map(len, views))
-        for first in range(0, num_blocks, _BLOCKS_AT_ONCE):
+        num_blocks = min(self._num_blocks, min(map(len, views), default=0))
+        at_once = max(1, _BYTES_AT_ONCE // max([1, *(view.strides[0] for view in views)]))
+        for first in range(0, num_blocks, at_once):
             for view in views:
-                if self._is_ended:
+                if not self._waits_until_idle():
                     return
-                if error := _populate(madvise, view[first : min(num_blocks, first + _BLOCKS_AT_ONCE)]):
+                if error := _populate(madvise, view[first : min(num_blocks, first + at_once)]):
                     _logger.debug("the pool's memory is taken as it is used: error %d of madvise", error)
                     return
+
+    def _waits_until_idle(self) -> bool:
+        """Wait for it; returns whether the thread goes on then."""
+        while not self._ended.is_set():
+            left = self._idle_at - time.monotonic()
+            if left <= 0:
+                return True
+            self._ended.wait(min(left, _IDLE_S))
+        return False
 
 
 def _find_madvise() -> Callable[..., int] | None:
