@@ -33,7 +33,7 @@ struct AttentionStep {
     int64_t part() const { return (kTokensPerPart + chunk() - 1) / chunk() * chunk(); }
     int64_t tokens_per_tile() const { return std::max<int64_t>(1, kRowsPerTile / group()); }
 
-    static constexpr int64_t kTokensPerChunk = 64, kTokensPerPart = 256, kRowsPerTile = 48;
+    static constexpr int64_t kTokensPerChunk = 256, kTokensPerPart = 256, kRowsPerTile = 48;
 };
 
 struct Tile {
