@@ -94,9 +94,15 @@ __attribute__((noinline)) void multiply_tile(const TileTask<E>& task) {
     }
 }
 
-template <class E>
-void multiply(RowTile rows, const int8_t* panels, int64_t num_quads, const float* scales, float* sums, int64_t width) {
+}  // namespace
+
+template <class T>
+void int8_products(const Weight& weight, RowTile rows, int64_t panel, int64_t num_panels, float* sums) {
+    using E = Plain<T>;
+    const int64_t width = num_panels * kPanelWidth, num_quads = padded_width(weight.format, weight.in_features) / 4;
     const int64_t stride = num_quads * kQuadBytes;
+    const int8_t* panels = (const int8_t*)weight.panels + panel * stride;
+    const float* scales = weight.scales + panel * kPanelWidth;
     const bool is_wide = kSimd == 16 ? width > kPanelWidth && rows.num_rows <= kTileRows : kHas32Registers || rows.num_rows <= 2;
     const int64_t step = (is_wide ? 4 : 2) * kSimd;
     const RowTiles tiles(rows.num_rows, is_wide ? kTileRows : kMostNarrowRows);
@@ -116,17 +122,6 @@ void multiply(RowTile rows, const int8_t* panels, int64_t num_quads, const float
             else
                 with_rows<kMostNarrowRows>(end - row, [&](auto count) { multiply_tile<E, count, 2>(task); });
         }
-}
-
-}  // namespace
-
-template <class T>
-void int8_products(const Weight& weight, RowTile rows, int64_t panel, int64_t num_panels, float* sums) {
-    using E = Plain<T>;
-    const int64_t width = num_panels * kPanelWidth, num_inputs = padded_width(weight.format, weight.in_features);
-    const int8_t* panels = (const int8_t*)weight.panels + panel * num_inputs * kPanelWidth;
-    const float* scales = weight.scales + panel * kPanelWidth;
-    multiply<E>(rows, panels, num_inputs / 4, scales, sums, width);
 }
 
 template void int8_products<float>(const Weight&, RowTile, int64_t, int64_t, float*);
