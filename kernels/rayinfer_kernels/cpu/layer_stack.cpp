@@ -82,8 +82,7 @@ struct Workspace {
     RowBuffer sums, heads, encoded, wide, scratch, low_rank;
     std::vector<std::unique_ptr<TileWorker<E>>> workers;
     std::vector<std::unique_ptr<WindowTiles>> tiles;  // of each window that a layer has
-    WorkStealingQueue units;
-    std::vector<StageCount> stages;
+    StageMemory stages;
 };
 
 template <class T, class E>
@@ -111,28 +110,21 @@ class LayerStack {
         while ((int)workspace.workers.size() < num_threads)
             workspace.workers.push_back(std::make_unique<TileWorker<E>>());
         cut_tiles(num_threads);
-        workspace.units.begin(num_threads);
-        workspace.stages = std::vector<StageCount>(2 + stack.num_layers * kStagesPerLayer);
+        workspace.stages.begin(num_threads);
     }
 
     void run(ThreadRange thread) {
-        Member member{thread, StageTeam(workspace_.stages, thread.count)};
-        load_embeddings(member);
+        StageTeam team(workspace_.stages, thread);
+        load_embeddings(team);
         for (int64_t i = 0; i < stack_.num_layers; ++i) {
             const LayerArgument& layer = stack_.layers[i];
-            attend(layer, 4 * i, member);
-            feed_forward(layer, 4 * i + 2, member);
+            attend(layer, team);
+            feed_forward(layer, team);
         }
-        norm_results(member);
+        norm_results(team);
     }
 
   private:
-    // A thread, and its way through the stages.
-    struct Member {
-        ThreadRange thread;
-        StageTeam team;
-    };
-
     int64_t query_width() const { return stack_.num_heads * stack_.head_dim; }
     int64_t kv_width() const { return stack_.num_kv_heads * stack_.head_dim; }
     int64_t heads_width() const { return query_width() + 2 * kv_width(); }
@@ -150,10 +142,9 @@ class LayerStack {
     }
 
     template <class Put>
-    void multiply(const LinearLayer<T>& layer, const EncodedRows& rows, uint32_t round, Member& member,
-                  const Put& put) const {
-        StageCount& stage = member.team.next();
-        StageTeam::wait(stage, layer.run(rows, workspace_.units, round, stage, member.thread, put));
+    void multiply(const LinearLayer<T>& layer, const EncodedRows& rows, StageTeam& team, const Put& put) const {
+        layer.run(rows, team, put);
+        team.wait();
     }
 
     InputRows<T> input_of(const Weight& weight, int which) const {
@@ -186,71 +177,70 @@ class LayerStack {
         return *workspace_.tiles.back();
     }
 
-    void load_embeddings(Member& member) {
-        for_each_token(member.team, [&](int64_t token) {
+    void load_embeddings(StageTeam& team) {
+        for_each_token(team, [&](int64_t token) {
             const T* from = (const T*)step_.x + token * stack_.hidden_size;
             for (int64_t i = 0; i < stack_.hidden_size; i += kWidth)
                 store(sum(token) + i, load(from + i, stack_.hidden_size - i), stack_.hidden_size - i);
         });
     }
 
-    void norm_sums(const void* weight, const InputRows<T>& to, const LowRankRows<T>& low_rank, Member& member) {
-        float* normed = scratch(member.thread);
-        for_each_token(member.team, [&](int64_t token) {
+    void norm_sums(const void* weight, const InputRows<T>& to, const LowRankRows<T>& low_rank, StageTeam& team) {
+        float* normed = scratch(team.thread());
+        for_each_token(team, [&](int64_t token) {
             rms_norm(sum(token), (const T*)weight, stack_.hidden_size, stack_.eps, normed);
             low_rank.shrink(token, normed, stack_.hidden_size);
             to.encode(token, normed);
         });
     }
 
-    void encode(const float* rows, const InputRows<T>& to, const LowRankRows<T>& low_rank, Member& member) {
-        for_each_token(member.team, [&](int64_t token) {
+    void encode(const float* rows, const InputRows<T>& to, const LowRankRows<T>& low_rank, StageTeam& team) {
+        for_each_token(team, [&](int64_t token) {
             low_rank.shrink(token, rows + token * to.width, to.width);
             to.encode(token, rows + token * to.width);
         });
     }
 
     // Low-rank products of rows that the stage before has stored as numbers.
-    void shrink(const InputRows<T>& from, const LowRankRows<T>& low_rank, Member& member) {
+    void shrink(const InputRows<T>& from, const LowRankRows<T>& low_rank, StageTeam& team) {
         if (low_rank.is_empty()) return;
         const StoreInRows<Plain<T>> numbers = from.numbers();
-        for_each_token(member.team, [&](int64_t token) {
+        for_each_token(team, [&](int64_t token) {
             low_rank.shrink(token, numbers.out + token * numbers.stride, from.width);
         });
     }
 
-    void attend(const LayerArgument& layer, uint32_t round, Member& member) {
+    void attend(const LayerArgument& layer, StageTeam& team) {
         const InputRows<T> normed = input_of(*layer.qkv, 0), attended = input_of(*layer.output, 1);
         const LowRankRows<T> qkv_terms = terms_of(layer.qkv_adapters), output_terms = terms_of(layer.output_adapters);
-        norm_sums(layer.attention_norm, normed, qkv_terms, member);
-        multiply({*layer.qkv, (const T*)layer.qkv_bias, Activation::none, qkv_terms}, normed.rows, round, member,
+        norm_sums(layer.attention_norm, normed, qkv_terms, team);
+        multiply({*layer.qkv, (const T*)layer.qkv_bias, Activation::none, qkv_terms}, normed.rows, team,
                  StoreInRows<float>{heads_, heads_width()});
         const Cache<E> cache{(E*)layer.key,      (E*)layer.value,   layer.key_scales, layer.value_scales,
                              stack_.num_kv_heads, stack_.block_size, stack_.padded_dim};
-        for_each_token(member.team, [&](int64_t token) { prepare_heads(layer, cache, token); });
+        for_each_token(team, [&](int64_t token) { prepare_heads(layer, cache, token); });
         if (attended.accepts_floats()) {
-            attend_to_cache(layer, cache, attended.numbers(), member);
-            shrink(attended, output_terms, member);
+            attend_to_cache(layer, cache, attended.numbers(), team);
+            shrink(attended, output_terms, team);
         } else {
-            attend_to_cache(layer, cache, StoreInRows<float>{wide_, query_width()}, member);
-            encode(wide_, attended, output_terms, member);
+            attend_to_cache(layer, cache, StoreInRows<float>{wide_, query_width()}, team);
+            encode(wide_, attended, output_terms, team);
         }
-        multiply({*layer.output, (const T*)layer.output_bias, Activation::none, output_terms}, attended.rows, round + 1,
-                 member, AddToRows{sums_, stack_.hidden_size});
+        multiply({*layer.output, (const T*)layer.output_bias, Activation::none, output_terms}, attended.rows, team,
+                 AddToRows{sums_, stack_.hidden_size});
     }
 
     template <class Put>
-    void attend_to_cache(const LayerArgument& layer, const Cache<E>& cache, const Put& put_rows, Member& member) {
+    void attend_to_cache(const LayerArgument& layer, const Cache<E>& cache, const Put& put_rows, StageTeam& team) {
         const AttentionLayer<E> attention{cache, stack_.scale, stack_.softcap, nullptr, 0, nullptr};
         const Heads<float> query{heads_, heads_width(), stack_.head_dim};
         AttentionTiles& tiles = tiles_for(layer.window).tiles;
-        StageCount& stage = member.team.next();
-        workspace_.workers[member.thread.index]->run(
-            attention, query, tiles, stage, [&](int64_t token, int64_t head, const float* row) {
+        workspace_.workers[team.thread().index]->run(
+            attention, query, tiles, team, [&](int64_t token, int64_t head, const float* row) {
                 for (int64_t d = 0; d < stack_.head_dim; d += kWidth)
                     put_rows(token, head * stack_.head_dim + d, load(row + d), stack_.head_dim - d);
             });
-        StageTeam::wait(stage, tiles.size());
+        team.wait();
     }
 
     // Norms over heads, rotation, and the new key and value into the cache.
@@ -272,34 +262,33 @@ class LayerStack {
             cache.write(step_.slot_mapping[token], head, key + head * dim, value + head * dim, dim);
     }
 
-    void feed_forward(const LayerArgument& layer, uint32_t round, Member& member) {
+    void feed_forward(const LayerArgument& layer, StageTeam& team) {
         const InputRows<T> normed = input_of(*layer.gate_up, 0), gated = input_of(*layer.down, 1);
         const LowRankRows<T> gate_up_terms = terms_of(layer.gate_up_adapters), down_terms = terms_of(layer.down_adapters);
-        norm_sums(layer.feed_forward_norm, normed, gate_up_terms, member);
+        norm_sums(layer.feed_forward_norm, normed, gate_up_terms, team);
         const LinearLayer<T> gate_up{*layer.gate_up, (const T*)layer.gate_up_bias, (Activation)stack_.activation,
                                      gate_up_terms};
         if (gated.accepts_floats()) {
-            multiply(gate_up, normed.rows, round, member, gated.numbers());
-            shrink(gated, down_terms, member);
+            multiply(gate_up, normed.rows, team, gated.numbers());
+            shrink(gated, down_terms, team);
         } else {
-            multiply(gate_up, normed.rows, round, member, StoreInRows<float>{wide_, gated.width});
-            encode(wide_, gated, down_terms, member);
+            multiply(gate_up, normed.rows, team, StoreInRows<float>{wide_, gated.width});
+            encode(wide_, gated, down_terms, team);
         }
-        multiply({*layer.down, (const T*)layer.down_bias, Activation::none, down_terms}, gated.rows, round + 1, member,
+        multiply({*layer.down, (const T*)layer.down_bias, Activation::none, down_terms}, gated.rows, team,
                  AddToRows{sums_, stack_.hidden_size});
     }
 
-    void norm_results(Member& member) {
+    void norm_results(StageTeam& team) {
         const int64_t width = stack_.hidden_size;
-        float* normed = scratch(member.thread);
-        for_each_token(member.team, [&](int64_t token) {
+        float* normed = scratch(team.thread());
+        for_each_token(team, [&](int64_t token) {
             rms_norm(sum(token), (const T*)stack_.last_norm, width, stack_.eps, normed);
             for (int64_t i = 0; i < width; i += kWidth)
                 store((T*)step_.out + token * width + i, load(normed + i, width - i), width - i);
         });
     }
 
-    static constexpr int64_t kStagesPerLayer = 10;     // at most
     static constexpr int64_t kTokenUnitsPerThread = 4;  // of a stage over tokens: threads end together
 
     const StackArgument& stack_;

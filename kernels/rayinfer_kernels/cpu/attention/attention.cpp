@@ -7,13 +7,17 @@ template <class T, class E>
 void attend(const AttentionStep& step, const AttentionLayer<E>& layer, Heads<T> query, T* out, int num_threads) {
     AttentionTiles tiles;
     tiles.cut(step, num_threads);
-    StageCount stage;  // the region's end waits for all threads
+    StageMemory memory;
+    memory.begin(num_threads);
     auto put = [&](int64_t token, int64_t head, const float* row) {
         T* to = out + (token * step.num_heads + head) * step.head_dim;
         for (int64_t d = 0; d < step.head_dim; d += kWidth) store(to + d, load(row + d), step.head_dim - d);
     };
 #pragma omp parallel num_threads(num_threads)
-    TileWorker<E>().run(layer, query, tiles, stage, put);
+    {
+        StageTeam team(memory, this_thread());
+        TileWorker<E>().run(layer, query, tiles, team, put);  // the region's end waits for all threads
+    }
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 //
 // Once per step:        AttentionTiles tiles; tiles.cut(step, num_threads);      // the same for all its layers
 // Once per thread:      TileWorker<E> worker;                                    // its buffers grow, and are kept
-// Per layer, by all:    worker.run(layer, query, tiles, stage, put);             // waits for no other thread
+// Per layer, by all:    worker.run(layer, query, tiles, team, put);              // waits for no other thread
 //
 // E is what the cache holds: float, bfloat16 or int8_t. Keys and values of the step's tokens have to be in the cache before
 // `run`; and all tiles have to be done before results are read or the next layer begins. `put(token, head, row)` is called once for each, by some thread, with the result [head_dim] in float32, which is gone afterwards; behind
@@ -60,17 +60,18 @@ struct ValueRows {
 template <class E>
 class TileWorker {
   public:
-    // Computes tiles until none is left.
+    // Computes tiles of the team's next stage until none is left.
     template <class X, class Put>
-    void run(const AttentionLayer<E>& layer, Heads<X> query, AttentionTiles& tiles, StageCount& stage, const Put& put) {
+    void run(const AttentionLayer<E>& layer, Heads<X> query, AttentionTiles& tiles, StageTeam& team, const Put& put) {
         begin(layer, tiles);
-        next_tile_ = tiles.next(stage);
+        team.begin_stage(tiles.size());
+        next_tile_ = tiles.next(team);
         while (const Tile* tile = next_tile_) {
-            next_tile_ = tiles.next(stage);  // early, so that its keys can be fetched meanwhile
+            next_tile_ = tiles.next(team);  // early, so that its keys can be fetched meanwhile
             load_queries(*tile, query);
             const float* results = attend(*tile);
             if (results != nullptr) put_results(*tile, results, put);
-            stage.finish(1);
+            team.finish(1);
         }
     }
 

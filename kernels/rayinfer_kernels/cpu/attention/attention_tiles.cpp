@@ -17,6 +17,7 @@ void AttentionTiles::cut(const AttentionStep& step, int num_threads) {
     std::stable_sort(tiles_.begin(), tiles_.end(), [](const Tile& a, const Tile& b) {
         return (a.end - a.begin) * (a.num_tokens + 1) > (b.end - b.begin) * (b.num_tokens + 1);
     });
+    if (num_threads > 1) deal(num_threads);
 }
 
 void AttentionTiles::add_tiles(int32_t request) {
@@ -52,6 +53,18 @@ void AttentionTiles::split_tiles() {
     tiles_.swap(parts_);
     const int64_t num_floats = num_states * (step_.padded_dim() + RowStates::kExtra);
     if ((int64_t)states_.size() < num_floats) states_.resize(num_floats);
+}
+
+// Puts every thread's share, the long ones first, where its range of the units is.
+void AttentionTiles::deal(int num_threads) {
+    parts_.resize(tiles_.size());
+    auto tile = tiles_.begin();
+    for (int64_t place = 0; tile != tiles_.end(); ++place)
+        for (int thread = 0; thread < num_threads; ++thread) {
+            const Range range = ThreadRange{thread, num_threads}.of(size());
+            if (place < range.size()) parts_[range.begin + place] = *tile++;
+        }
+    tiles_.swap(parts_);
 }
 
 bool AttentionTiles::is_last_part(int32_t split) {

@@ -66,9 +66,9 @@ class AttentionTiles {
 
     int64_t size() const { return (int64_t)tiles_.size(); }
     // A layer's next tile; null: none is left.
-    const Tile* next(StageCount& stage) const {
-        const int64_t index = stage.take();
-        return index < size() ? &tiles_[index] : nullptr;
+    const Tile* next(StageTeam& team) const {
+        const Range taken = team.take(1);
+        return taken.size() > 0 ? &tiles_[taken.begin] : nullptr;
     }
 
     // Memory for the states of a part of a split tile.
@@ -85,6 +85,7 @@ class AttentionTiles {
 
     void add_tiles(int32_t request);
     void split_tiles();
+    void deal(int num_threads);
 
     AttentionStep step_ = {};
     std::vector<Tile> tiles_, parts_;

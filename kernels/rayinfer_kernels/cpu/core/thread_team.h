@@ -1,6 +1,8 @@
 // Division of work among a team of OpenMP threads.
 #pragma once
 
+#include <omp.h>
+
 #include <atomic>
 #include <cstdint>
 #include <vector>
@@ -24,6 +26,8 @@ struct ThreadRange {
     Range of(int64_t total) const { return {total * index / count, total * (index + 1) / count}; }
 };
 
+inline ThreadRange this_thread() { return {omp_get_thread_num(), omp_get_num_threads()}; }
+
 // Work-stealing queue of the units of one stage after the other. Each thread begins with a range of its own; idle threads
 // steal from the tails of others, so a thread that lost its core delays the team little.
 class WorkStealingQueue {
@@ -34,7 +38,7 @@ class WorkStealingQueue {
         for (Left& left : left_) left.packed.store(kNoRound, std::memory_order_relaxed);
     }
 
-    // The next units of a round < 2^24 - 1, at most `most` of `total` < 2^20; empty when none is left. Rounds have rising
+    // The next units of a round < 2^16 - 1, at most `most` of `total` < 2^24; empty when none is left. Rounds have rising
     // numbers since `begin`; the first call of one starts it, when all units of those before are done. A thread that
     // comes late finds nothing in them.
     Range next(uint32_t round, ThreadRange thread, int64_t total, int64_t most) {
@@ -55,7 +59,7 @@ class WorkStealingQueue {
     }
 
   private:
-    static constexpr int kBits = 20;
+    static constexpr int kBits = 24;
     static constexpr uint64_t kMask = (1 << kBits) - 1;
     static constexpr uint64_t kNoRound = ~0ull;
 

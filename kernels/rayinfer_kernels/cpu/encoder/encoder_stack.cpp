@@ -32,6 +32,7 @@ struct ThreadMemory {
 struct EncoderMemory {
     std::vector<std::unique_ptr<ThreadMemory>> threads;
     std::vector<Range> groups;  // of texts
+    StageMemory stages;
 
     void prepare(int num_threads) {
         while ((int)threads.size() < num_threads) threads.push_back(std::make_unique<ThreadMemory>());
@@ -71,11 +72,11 @@ void run_encoder(const EncoderArgument& encoder, const TextsArgument& texts, int
     if (all.num_tokens() == 0 && !texts.are_pooled) return;
     if (!are_balanced(all, num_threads, memory.groups)) {
         TextGroup<T> group(encoder, texts, all, memory.threads[0]->rows);
-        std::vector<StageCount> stages(TextGroup<T>::num_stages(encoder));
+        memory.stages.begin(num_threads);
 #pragma omp parallel num_threads(num_threads)
         {
             const ThreadRange thread = this_thread();
-            group.run(StageTeam(stages, thread.count), memory.threads[thread.index]->attention);
+            group.run(StageTeam(memory.stages, thread), memory.threads[thread.index]->attention);
         }
         return;
     }

@@ -41,8 +41,6 @@ class TextGroup {
         encoded_[1] = encoded_[0] + widest_row * num_tokens_;
     }
 
-    static int64_t num_stages(const EncoderArgument& encoder) { return 2 + encoder.num_layers * 9; }
-
     void run(StageTeam team, TextAttention& attention) {
         load_embeddings(team);
         for (int64_t i = 0; i < encoder_.num_layers; ++i) {

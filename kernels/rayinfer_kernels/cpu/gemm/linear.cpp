@@ -11,12 +11,11 @@ void linear(const ModelRows<T>& x, LinearLayer<T> layer, T* out, int num_threads
     thread_local RowBuffer encoded, widened, products;
     const EncodedRows rows = encoded_buffer(x, layer.weight.format, encoded);
     float* scratch = widened.rows<float>(num_threads, x.width);
-    thread_local WorkStealingQueue kept;
-    WorkStealingQueue& units = kept;  // the calling thread's, for all threads of the team
-    units.begin(num_threads);
+    thread_local StageMemory kept;
+    StageMemory& memory = kept;  // the calling thread's, for all threads of the team
+    memory.begin(num_threads);
     const LowRankRows<T>& low_rank = layer.low_rank;
     layer.low_rank.products = products.rows<float>(x.num_rows, low_rank.stride);
-    StageCount stage;  // the region's end waits for all threads
     const bool is_encoded = rows.data == (const uint8_t*)x.data;
 #pragma omp parallel num_threads(num_threads)
     {
@@ -30,7 +29,8 @@ void linear(const ModelRows<T>& x, LinearLayer<T> layer, T* out, int num_threads
         if (!is_encoded || !low_rank.is_empty()) {
 #pragma omp barrier
         }
-        layer.run(rows, units, 0, stage, thread, StoreInRows<T>{out, layer.weight.out_features});
+        StageTeam team(memory, thread);
+        layer.run(rows, team, StoreInRows<T>{out, layer.weight.out_features});  // the region's end waits for all threads
     }
 }
 

@@ -11,7 +11,6 @@
 #include "gemm/panel_products.h"
 #include "gemm/row_tiles.h"
 #include "core/stage_team.h"
-#include "core/thread_team.h"
 
 namespace rayinfer {
 
@@ -45,6 +44,7 @@ struct StoreInRows {
     void operator()(int64_t row, int64_t column, Float x, int64_t left) const {
         store(out + row * stride + column, x, left);
     }
+    void fetch(Range, Range) const {}
 };
 
 // Adds results to rows of float32.
@@ -54,6 +54,12 @@ struct AddToRows {
     void operator()(int64_t row, int64_t column, Float x, int64_t left) const {
         float* to = sums + row * stride + column;
         store(to, load(to, left) + x, left);
+    }
+    // Fetches sums that another core may have written last, while the products are computed.
+    void fetch(Range rows, Range columns) const {
+        for (int64_t row = rows.begin; row < rows.end; ++row)
+            for (int64_t column = columns.begin; column < columns.end; column += kLine / sizeof(float))
+                __builtin_prefetch(sums + row * stride + column, 1, 2);
     }
 };
 
@@ -68,22 +74,19 @@ struct LinearLayer {
     Activation activation;
     LowRankRows<T> low_rank = {};
 
-    // Computes units until none is left, and returns how many there are in all. `put(row, column, values, left)` takes a
-    // vector of results at a time, of which `left` count.
+    // Computes units of the team's next stage until none is left. `put(row, column, values, left)` takes a vector of results at
+    // a time, of which `left` count.
     template <class Put>
-    int64_t run(EncodedRows rows, WorkStealingQueue& units, uint32_t round, StageCount& stage, ThreadRange thread,
-                const Put& put) const {
+    void run(EncodedRows rows, StageTeam& team, const Put& put) const {
         // Threads share the panels, and the rows too where panels are few or rows are many.
-        const int64_t num_panels = weight.panels_per_half();
+        const int64_t num_panels = weight.panels_per_half(), num_threads = team.num_threads();
         const int64_t num_tiles = (rows.num_rows + kRowsAtOnce - 1) / kRowsAtOnce;
-        const bool are_few = num_panels < thread.count;
-        const int64_t most_parts = are_few ? thread.count / num_panels : std::min<int64_t>(thread.count, kMostParts);
+        const bool are_few = num_panels < num_threads;
+        const int64_t most_parts = are_few ? num_threads / num_panels : std::min<int64_t>(num_threads, kMostParts);
         const int64_t least_tiles = are_few ? 1 : kLeastRowsPerPart / kRowsAtOnce;
         const int64_t num_parts = std::max<int64_t>(1, std::min(num_tiles / least_tiles, most_parts));
-        const int64_t num_units = num_parts * num_panels, most = are_few ? 1 : kPanelsAtOnce;
-        for (;;) {
-            const Range taken = units.next(round, thread, num_units, most);
-            if (taken.size() == 0) return num_units;
+        team.begin_stage(num_parts * num_panels);
+        for (Range taken; (taken = team.take(are_few ? 1 : kPanelsAtOnce)).size() > 0;) {
             for (int64_t unit = taken.begin; unit < taken.end;) {
                 const int64_t part = unit / num_panels, panel = unit % num_panels;
                 const int64_t count = std::min(taken.end - unit, num_panels - panel);
@@ -92,7 +95,7 @@ struct LinearLayer {
                     {panel, panel + count}, put);
                 unit += count;
             }
-            stage.finish(taken.size());
+            team.finish(taken.size());
         }
     }
 
@@ -108,6 +111,7 @@ struct LinearLayer {
             for (int64_t row = row_range.begin, end; row < row_range.end; row = end) {
                 end = row_range.begin + blocks.end_of(row - row_range.begin);
                 const RowTile block = rows.part(row, end);
+                put.fetch({row, end}, {unit * kPanelWidth, (unit + count) * kPanelWidth});
                 panel_products<T>(weight, block, unit * panels_per_unit, num_panels, sums);
                 for (int64_t r = 0; r < block.num_rows; ++r) {
                     add_terms(row + r, unit * kPanelWidth, count, r + 1 < block.num_rows, sums + r * width);

@@ -1,14 +1,10 @@
 // Rows of the model's own type, and how a team of threads encodes them for a product.
 #pragma once
 
-#include <omp.h>
-
 #include "gemm/linear.h"
 #include "gemm/row_buffer.h"
 
 namespace rayinfer {
-
-inline ThreadRange this_thread() { return {omp_get_thread_num(), omp_get_num_threads()}; }
 
 template <class T>
 struct ModelRows {
