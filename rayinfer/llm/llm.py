@@ -15,6 +15,7 @@ from rayinfer.beam_search.prompt_searches import PromptSearches
 from rayinfer.beam_search.search import BeamSearchParams
 from rayinfer.config import DEFAULT_MODEL, engine_config
 from rayinfer.engine.build import build_engine
+from rayinfer.engine.loop.interrupts import deferral_installed
 from rayinfer.errors import EngineDead, InvalidParameter, RequestError
 from rayinfer.grammars.spec import StructuredOutputsParams
 from rayinfer.images.prompts import ImagePrompts
@@ -344,7 +345,8 @@ class LLM:
         results: dict[str, RequestOutput] = {}
         wanted = set(request_ids)
         speed_column = TextColumn("{task.fields[speed]:.0f} tokens/s")
-        with progress_bar(MofNCompleteColumn(), TimeElapsedColumn(), speed_column, shown=use_tqdm) as progress:
+        columns = (MofNCompleteColumn(), TimeElapsedColumn(), speed_column)
+        with deferral_installed(), progress_bar(*columns, shown=use_tqdm) as progress:
             task = progress.add_task("Generating", total=len(request_ids), speed=0.0)
             start, num_tokens = time.perf_counter(), 0
             while len(results) < len(wanted):

@@ -200,4 +200,4 @@ def _check_layer(layer: LayerWeights, shape: StackShape, dtype: torch.dtype) -> 
 
 
 def _int32(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.int32).contiguous()
+    return tensor if tensor.dtype == torch.int32 and tensor.is_contiguous() else tensor.to(torch.int32).contiguous()

@@ -67,7 +67,7 @@ class StepPlan(msgspec.Struct, tag="plan", array_like=True, frozen=True, kw_only
     new_requests: tuple[NewRequestData, ...] = ()
     emptied_adapter_slots: tuple[int, ...] = ()  # whose terms are freed, before those of `new_requests` are put
     # [num_requests], whether its last token here is the one that its row sampled last, which was still in flight
-    # when this was planned; None where all tokens are known. Its entry in token_ids is unused.
+    # when this was planned; None without async scheduling. Its entry in token_ids is unused.
     uses_last_sampled: BoolArray | None = None
     # [num_requests], how many of its last tokens here are drafts, to be verified; None where no request has any.
     # `seq_lens` counts them.

@@ -39,8 +39,12 @@ class InProcessExecutor:
 
     def submit(self, plan: StepPlan) -> StepHandle:
         """Start the step; on a CPU, compute it."""
-        with self._memory.computing(), pinned(self._cores):
-            return self.runner.submit(plan)
+        self._memory.begin_step()
+        try:
+            with pinned(self._cores):
+                return self.runner.submit(plan)
+        finally:
+            self._memory.end_step()
 
     def copy_blocks(self, copy: BlockCopy) -> None:
         """Copy now, or on a GPU in the order of the steps."""

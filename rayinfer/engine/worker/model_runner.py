@@ -21,7 +21,7 @@ from rayinfer.engine.worker.images.row_positions import RowPositions
 from rayinfer.engine.worker.prompt_scorer import PromptScorer
 from rayinfer.engine.worker.step_inputs import FutureTokens, StepInputs, upload_plan
 from rayinfer.engine.worker.step_results import NO_TOKENS, FinishedStep, HostCopies, PendingLogprobs, PendingSample
-from rayinfer.engine.worker.step_upload import StepUpload
+from rayinfer.engine.worker.step_upload import HostTensors, StepUpload, Upload
 from rayinfer.models.causal_decoder import CausalDecoder
 from rayinfer.models.decoder import Decoder
 from rayinfer_kernels import ops
@@ -38,7 +38,7 @@ class ModelRunner:
         self._sampler = sampler
         self._prompt_scorer = PromptScorer(sampler.vocab_size)
         self._device = device
-        self._upload = StepUpload(device)
+        self._upload: Upload = HostTensors() if device.type == "cpu" else StepUpload(device)
         self._graphs: DecodeGraphs | None = None
         self._row_images, self._row_positions = RowImages(), RowPositions()
         self.future_tokens = FutureTokens(sampler.num_rows + 1, device)  # one more for padding
@@ -135,8 +135,9 @@ class ModelRunner:
             return FinishedStep(NO_TOKENS)
         if plan.num_drafts is not None:
             sampled = sample_with_drafts(self._sampler, plan, logits)
-            last_token_ids = torch.from_numpy(sampled.last_token_ids).to(self._device)
-            self.future_tokens.keep(inputs.sampled_rows, last_token_ids)
+            if plan.uses_last_sampled is not None:
+                last_token_ids = torch.from_numpy(sampled.last_token_ids).to(self._device)
+                self.future_tokens.keep(inputs.sampled_rows, last_token_ids)
             if prompt_logprobs is not None:
                 sampled = structs.replace(sampled, prompt_logprobs=prompt_logprobs.result())
             return FinishedStep(sampled)
@@ -181,7 +182,8 @@ class ModelRunner:
     ) -> PendingSample:
         rows, positions = plan.rows[plan.samples], plan.seq_lens[plan.samples].astype(np.int64)
         sampled = self._sampler.sample(logits, rows, positions)
-        self.future_tokens.keep(sampled_rows, sampled.token_ids)
+        if plan.uses_last_sampled is not None:  # else each step's tokens are known before the next one is planned
+            self.future_tokens.keep(sampled_rows, sampled.token_ids)
         logprobs = None
         if sampled.logprobs is not None:
             logprobs = PendingLogprobs(rows[sampled.scored_lines], positions[sampled.scored_lines], [sampled.logprobs])

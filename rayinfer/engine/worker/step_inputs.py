@@ -7,7 +7,7 @@ import torch
 
 from rayinfer.attention.paged_attention import AttentionBatch, WindowTables
 from rayinfer.engine.plan.step_plan import StepPlan
-from rayinfer.engine.worker.step_upload import StepUpload
+from rayinfer.engine.worker.step_upload import Upload
 from rayinfer_kernels import ops
 
 
@@ -24,7 +24,7 @@ class StepInputs:
     sampled_lines: torch.Tensor | None
 
 
-def upload_plan(plan: StepPlan, upload: StepUpload, adapters: ops.TokenSlots | None = None) -> StepInputs:
+def upload_plan(plan: StepPlan, upload: Upload, adapters: ops.TokenSlots | None = None) -> StepInputs:
     """Copy a plan to the device; `adapters` are its tokens' slots, if some have an adapter."""
     arrays: list[np.ndarray] = [
         plan.token_ids,
@@ -55,7 +55,8 @@ def upload_plan(plan: StepPlan, upload: StepUpload, adapters: ops.TokenSlots | N
     return StepInputs(
         token_ids=token_ids,
         batch=AttentionBatch(
-            *(positions, slot_mapping, cu_seqlens_q, seq_lens, block_tables, rows, num_decodes(plan.cu_seqlens_q)),
+            *(positions, slot_mapping, cu_seqlens_q, seq_lens, block_tables, rows),
+            len(plan.rows) if all_sample else num_decodes(plan.cu_seqlens_q),
             adapters,
             windows,
         ),

@@ -24,16 +24,17 @@ class FinishedStep:
 
 
 class HostCopies:
-    """Copies of tensors on the host, in pinned memory if they come from a GPU; `arrays` waits for them."""
+    """Copies of a GPU's tensors in pinned memory of the host, for which `arrays` waits.
+
+    On a CPU they are the tensors themselves, which must not be written to any more.
+    """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._copies: list[torch.Tensor] = []
+        self._copies: Sequence[torch.Tensor] = tensors
         self._event: torch.cuda.Event | None = None
-        for tensor in tensors:
-            is_on_gpu = tensor.device.type == "cuda"
-            copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_on_gpu)
-            self._copies.append(copy.copy_(tensor, non_blocking=is_on_gpu))
         if tensors and tensors[0].device.type == "cuda":
+            empty = (torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors)
+            self._copies = [copy.copy_(tensor, non_blocking=True) for copy, tensor in zip(empty, tensors, strict=True)]
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
@@ -54,7 +55,8 @@ class TokenMemory:
 
     def copies(self) -> HostCopies:
         """Start copies of both, of all rows."""
-        return _TokenCopies([self._memory])
+        is_on_gpu = self._memory.device.type == "cuda"
+        return _TokenCopies([self._memory if is_on_gpu else self._memory.clone()])
 
 
 class _TokenCopies(HostCopies):

@@ -2,12 +2,28 @@
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Protocol
 
 import numpy as np
 import torch
 
 _ALIGNMENT = 64  # bytes; kernels load several numbers at once
 _FIRST_BYTES = 1 << 16
+
+
+class Upload(Protocol):
+    """Makes tensors on the device of a step's arrays."""
+
+    def send(self, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
+        """Return tensors of the arrays' shapes and types."""
+
+
+class HostTensors:
+    """The arrays themselves, for steps on a CPU."""
+
+    def send(self, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
+        """Return tensors that share the arrays' memory; copies of arrays that must not be written to."""
+        return [torch.from_numpy(array if array.flags.writeable else array.copy()) for array in arrays]
 
 
 class StepUpload:

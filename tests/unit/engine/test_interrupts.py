@@ -1,11 +1,12 @@
 """Ctrl-C while the engine plans a step or reads its tokens: nothing is left half done."""
 
+import contextlib
 import signal
 import threading
 
 import pytest
 
-from rayinfer.engine.loop.interrupts import interrupts_deferred
+from rayinfer.engine.loop.interrupts import deferral_installed, interrupts_deferred
 from support.fakes.fake_executor import drive, expected_tokens, numbers
 
 
@@ -58,17 +59,36 @@ def test_answers_after_an_interrupted_plan_are_right(steps, by_signal, error):
     assert driven.tokens["later"] == expected_tokens(numbers(1, 3), 6)
 
 
-def test_an_interrupt_comes_behind_the_block():
+@pytest.mark.parametrize("installed", [contextlib.nullcontext, deferral_installed])
+def test_an_interrupt_comes_behind_the_block(installed):
     ended = []
 
     def change():
-        with interrupts_deferred():
+        with installed(), interrupts_deferred():
             signal.raise_signal(signal.SIGINT)
             ended.append(True)
 
     with pytest.raises(KeyboardInterrupt):
         change()
     assert ended
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_between_blocks_an_interrupt_comes_at_once():
+    passed = []
+
+    def interrupt_twice():
+        with deferral_installed():
+            for _ in range(2):
+                with contextlib.suppress(KeyboardInterrupt), interrupts_deferred():
+                    signal.raise_signal(signal.SIGINT)
+                passed.append("block")
+            signal.raise_signal(signal.SIGINT)
+            passed.append("more")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_twice()
+    assert passed == ["block"] * 2
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

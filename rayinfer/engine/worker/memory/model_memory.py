@@ -2,7 +2,7 @@
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -69,17 +69,15 @@ class ModelMemory:
         """Return the bytes of the model's pool in host memory, as `BlockPool.block_views` does."""
         return self._pool.block_views()
 
-    @contextlib.contextmanager
-    def computing(self) -> Iterator[None]:
+    def begin_step(self) -> None:
         """Take no memory for the pool while a step is computed."""
-        if (pages := self._pool_pages) is None:
-            yield
-            return
-        pages.begin_step()
-        try:
-            yield
-        finally:
-            pages.end_step()
+        if self._pool_pages is not None:
+            self._pool_pages.begin_step()
+
+    def end_step(self) -> None:
+        """Go on with it once no step follows."""
+        if self._pool_pages is not None:
+            self._pool_pages.end_step()
 
     def release(self, level: SleepLevel, blocks_in_use: Sequence[int], window_pages_in_use: Sequence[int] = ()) -> None:
         """Free memory by level; of the pools' blocks and pages only those in use are ever kept."""

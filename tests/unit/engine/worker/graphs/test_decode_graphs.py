@@ -212,7 +212,7 @@ def test_a_runner_replays_decoding_steps_and_computes_all_others():
         for row in range(3)
     )
     prompts = decoding([0, 1, 2])
-    chunked = structs.replace(prompts, new_requests=entered)
+    chunked = structs.replace(prompts, new_requests=entered, uses_last_sampled=np.zeros(3, np.bool_))
     chunked.samples[1] = False
     assert runner.submit(chunked).result().token_ids.tolist() == [2, 4]
     assert made.num_replays == 0
