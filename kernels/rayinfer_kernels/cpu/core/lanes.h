@@ -47,6 +47,8 @@ constexpr bool kHas32Registers = false;
 
 // 6 x 4 of 32 registers hold sums, 6 x 2 of 16; without fused multiplication and addition products need one too.
 constexpr int64_t kTileRows = kSimd == 4 && !kHas32Registers ? 4 : 6;
+// Of half as many columns, whose sums fit into registers for twice as many rows where there are 32 of 512 bits.
+constexpr int64_t kNarrowTileRows = kSimd == 16 ? 2 * kTileRows : kTileRows;
 constexpr int64_t kTileVectors = kHas32Registers ? 4 : 2;
 
 constexpr int64_t kRowsAtOnce = 6;  // x 4 vectors of sums = 24 of 32 registers

@@ -28,7 +28,7 @@ constexpr int kMostRows = kSimd == 8 && !std::is_same_v<E, Plain<E>> ? 4 : kTile
 // So many rows are one tile where its sums fit into registers: their panels come from memory once, in order, and are not read
 // again.
 template <class E>
-constexpr int kMostRowsAlone = kSimd == 16 ? 2 * kTileRows : kMostRows<E>;
+constexpr int kMostRowsAlone = kSimd == 16 ? kNarrowTileRows : kMostRows<E>;
 template <class E>
 constexpr int kMostWideRows = kTileVectors < 4 ? 2 : kMostRows<E>;
 
@@ -178,7 +178,7 @@ void widen_panels(Panels<bfloat16> from, int64_t num_inputs, float* to) {
 
 template <class E>
 void multiply_in_blocks(RowTile rows, Panels<E> panels, int64_t num_inputs, bool continues, float* sums) {
-    const bool is_read_again = rows.num_rows > (kSimd == 16 ? kMostRowsAlone<E> : kRowsToWiden - 1);
+    const bool is_read_again = kSimd == 16 ? rows.num_rows > kMostRowsAlone<E> : rows.num_rows >= kRowsToWiden;
     const int64_t num_blocks = is_read_again ? (num_inputs + kBlockInputs - 1) / kBlockInputs : 1;
     const int64_t block = rounded_up((num_inputs + num_blocks - 1) / num_blocks, kPerWord<E>);
     for (int64_t begin = 0; begin < num_inputs; begin += block) {

@@ -12,7 +12,6 @@ namespace rayinfer {
 namespace {
 
 constexpr int64_t kMostWideRows = kTileVectors < 4 ? 2 : kTileRows;
-constexpr int64_t kMostNarrowRows = kSimd == 16 ? 2 * kTileRows : kTileRows;
 constexpr int kVectorsPerPanel = kPanelWidth / kSimd;
 constexpr int64_t kQuadBytes = kPanelWidth * 4;
 
@@ -105,7 +104,7 @@ void int8_products(const Weight& weight, RowTile rows, int64_t panel, int64_t nu
     const float* scales = weight.scales + panel * kPanelWidth;
     const bool is_wide = kSimd == 16 ? width > kPanelWidth && rows.num_rows <= kTileRows : kHas32Registers || rows.num_rows <= 2;
     const int64_t step = (is_wide ? 4 : 2) * kSimd;
-    const RowTiles tiles(rows.num_rows, is_wide ? kTileRows : kMostNarrowRows);
+    const RowTiles tiles(rows.num_rows, is_wide ? kTileRows : kNarrowTileRows);
     for (int64_t column = 0; column < width; column += step)
         for (int64_t row = 0, end; row < rows.num_rows; row = end) {
             end = tiles.end_of(row);
@@ -120,7 +119,7 @@ void int8_products(const Weight& weight, RowTile rows, int64_t panel, int64_t nu
             if (is_wide)
                 with_rows<kMostWideRows>(end - row, [&](auto count) { multiply_tile<E, count, 4>(task); });
             else
-                with_rows<kMostNarrowRows>(end - row, [&](auto count) { multiply_tile<E, count, 2>(task); });
+                with_rows<kNarrowTileRows>(end - row, [&](auto count) { multiply_tile<E, count, 2>(task); });
         }
 }
 
