@@ -10,6 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 import rayinfer_kernels
+from rayinfer.benchmark.kernels import kernel_benchmark
 from rayinfer.benchmark.kernels.kernel_benchmark import (
     DTYPES,
     KernelReport,
@@ -45,13 +46,22 @@ def test_shares_are_those_of_the_limit_that_binds(compiled_kernels):
     limits, results = measure_kernels(TINY, log.append, case_s=0.0)
     assert set(limits.gop_s) == set(DTYPES)
     assert all(rate > 0.1 for rate in limits.gop_s.values())
-    assert len(log) == len(results) + 1
+    groups = {(result.operation, result.number) for result in results}
+    assert len(log) == len(results) + 1 + len(groups)
     rates = {**limits.gop_s, "int8": limits.gop_s["bfloat16"], "int8-dynamic": limits.gop_s["int8"]}
     for result in results:
         reading = result.gb_s / limits.read_gb_s
         computing = result.gop_s / rates.get(result.number, limits.gop_s["int8"])
         assert math.isclose(result.share, max(reading, computing), rel_tol=1e-6)
         assert result.is_memory_bound == (reading >= computing)
+
+
+def test_the_best_limits_of_the_run_count(compiled_kernels, monkeypatch):
+    read = iter([2.0, 5.0, 3.0])
+    monkeypatch.setattr(kernel_benchmark, "memory_read_gb_s", lambda *_: next(read, 1.0))
+    limits, results = measure_kernels(TINY, lambda _: None, case_s=0.0)
+    assert limits.read_gb_s == 5.0
+    assert all(result.share >= result.gb_s / 5.0 for result in results)
 
 
 def test_large_results_take_memory_that_was_freed():
