@@ -85,23 +85,26 @@ class KernelReport:
 
 
 def measure_kernels(
-    sizes: Sizes, log: Callable[[str], None], case_s: float = CASE_S
+    sizes: Sizes,
+    log: Callable[[str], None],
+    case_s: float = CASE_S,
+    measure_read_gb_s: Callable[[int, int], float] = memory_read_gb_s,
 ) -> tuple[Limits, list[KernelResult]]:
     """Measure every case, and the limits between them, in this process, whose kernels are configured."""
-    limits, results = [_measure_limits(sizes, log)], []
+
+    def measure_limits() -> Limits:
+        log("peak rates and bandwidth")
+        rates = {name: rayinfer_kernels.measure_peak_rate(dtype) / 1e9 for name, dtype in DTYPES.items()}
+        return Limits(gop_s=rates, read_gb_s=measure_read_gb_s(torch.get_num_threads(), 2 * sizes.cold_bytes))
+
+    limits, results = [measure_limits()], []
     for _, cases in groupby(kernel_cases(sizes), lambda case: (case.operation, case.number)):
         for case in cases:
             log(f"{case.operation}, {case.number}, {case.shape}, rows: {case.num_rows}")
             results.append((case.peak, _measured(case, case_s)))
-        limits.append(_measure_limits(sizes, log))
+        limits.append(measure_limits())
     best = _best_limits(limits)
     return best, [_beside(best, peak, result) for peak, result in results]
-
-
-def _measure_limits(sizes: Sizes, log: Callable[[str], None]) -> Limits:
-    log("peak rates and bandwidth")
-    rates = {name: rayinfer_kernels.measure_peak_rate(dtype) / 1e9 for name, dtype in DTYPES.items()}
-    return Limits(gop_s=rates, read_gb_s=memory_read_gb_s(torch.get_num_threads(), 2 * sizes.cold_bytes))
 
 
 def _best_limits(limits: Sequence[Limits]) -> Limits:
