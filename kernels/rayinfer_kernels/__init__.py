@@ -13,6 +13,7 @@ from rayinfer_kernels.selection import (
     pin_threads,
     prebuilt_kernel_paths,
     runnable_kernel_paths,
+    time_products,
 )
 
 __all__ = [
@@ -29,4 +30,5 @@ __all__ = [
     "pin_threads",
     "prebuilt_kernel_paths",
     "runnable_kernel_paths",
+    "time_products",
 ]

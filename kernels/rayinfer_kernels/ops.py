@@ -21,7 +21,14 @@ from rayinfer_kernels.int4_blocks import GROUP_SIZE
 from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache, kv_block_bytes
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, PackedLinear, StackShape
 from rayinfer_kernels.low_rank import LowRank, LowRankPart, LowRankTable, TokenSlots, low_rank_part
-from rayinfer_kernels.packed_weight import LAYOUT_VERSION, GroupOffsets, PackedWeight, WeightFormat
+from rayinfer_kernels.packed_weight import (
+    FEW_PREFETCH_ROWS,
+    LAYOUT_VERSION,
+    GroupOffsets,
+    PackedWeight,
+    PrefetchDistances,
+    WeightFormat,
+)
 from rayinfer_kernels.quantized_weight import (
     QuantizedWeight,
     pack_quantized,
@@ -36,6 +43,7 @@ from rayinfer_kernels.reference.sampling import kept_weights
 from rayinfer_kernels.selection import ANY_TYPE, implementation_for, implementation_of
 
 __all__ = [
+    "FEW_PREFETCH_ROWS",
     "GROUP_SIZE",
     "LAYOUT_VERSION",
     "MIN_CAPABILITY",
@@ -56,6 +64,7 @@ __all__ = [
     "NormWeights",
     "PackedLinear",
     "PackedWeight",
+    "PrefetchDistances",
     "QuantizedWeight",
     "RowMasks",
     "SampledRows",

@@ -4,6 +4,7 @@ import ctypes
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from rayinfer_kernels.int4_blocks import GROUP_SIZE, gather_numbers, gather_scal
 PANEL_WIDTH = 32
 PANELS_AT_ONCE = 64  # so that little memory is needed beside the weight
 WORD_BYTES = 4
+FEW_PREFETCH_ROWS = 4  # the same as cpu/gemm/weight.h's
 LAYOUT_VERSION = 2  # packed weights are kept on the disk: raise it when what they consist of changes its meaning
 
 
@@ -52,6 +54,13 @@ class WeightFormat(enum.IntEnum):
         return self in (WeightFormat.INT4_DYNAMIC, WeightFormat.INT4_GROUPS, WeightFormat.TABLE4_GROUPS)
 
 
+class PrefetchDistances(NamedTuple):
+    """Prefetch distances in bytes, with up to FEW_PREFETCH_ROWS rows and with more; 0: the default."""
+
+    few_rows: int = 0
+    more_rows: int = 0
+
+
 class WeightArgument(ctypes.Structure):
     """A packed weight, as the C++ kernels read it (cpu/gemm/weight.h)."""
 
@@ -66,6 +75,8 @@ class WeightArgument(ctypes.Structure):
         ("has_offsets", ctypes.c_int32),
         ("group_size", ctypes.c_int32),
         ("table", ctypes.c_void_p),
+        ("prefetch_few_rows", ctypes.c_int32),
+        ("prefetch_more_rows", ctypes.c_int32),
     )
 
 
@@ -134,6 +145,15 @@ class PackedWeight:
         for name in ("panels", "scales", "sums", "table"):
             tensor = getattr(self, name)
             setattr(self.argument, name, None if tensor is None else tensor.data_ptr())
+
+    @property
+    def prefetch(self) -> PrefetchDistances:
+        """How far ahead the CPU kernels fetch it from memory; results are the same bits whatever it is."""
+        return PrefetchDistances(self.argument.prefetch_few_rows, self.argument.prefetch_more_rows)
+
+    @prefetch.setter
+    def prefetch(self, distances: PrefetchDistances) -> None:
+        self.argument.prefetch_few_rows, self.argument.prefetch_more_rows = distances
 
     def layer(self, index: int) -> "PackedWeight":
         """One of several layers."""

@@ -17,6 +17,7 @@ from rayinfer_kernels.cpu.kernels import CpuKernels
 from rayinfer_kernels.cpu.prebuilt import PrebuiltKernels
 from rayinfer_kernels.cpu.processor import MACHINE_PATHS, runnable_paths
 from rayinfer_kernels.implementation import Implementation
+from rayinfer_kernels.packed_weight import PackedWeight
 
 ANY_TYPE = torch.float32  # for operations on other things than the model's numbers
 
@@ -180,6 +181,20 @@ def measure_peak_rate(dtype: torch.dtype, num_rounds: int = 200_000) -> float:
         num_operations = function(kind, ctypes.c_int64(num_rounds), torch.get_num_threads())
         rates.append(num_operations / (clock() - started))
     return max(rates)
+
+
+def time_products(weights: Sequence[PackedWeight], num_rows: int, dtype: torch.dtype) -> float:
+    """Multiply rows by one weight after the other, as a model's layers do, and return the seconds that it took.
+
+    Rows are of the type, one of CpuKernels.DTYPES; raises RuntimeError without kernels.
+    """
+    if _selection.library is None:
+        raise RuntimeError(f"no CPU kernels are configured: {_selection.status.detail}")
+    function = _selection.library[f"rayinfer_multiply_in_turn_{str(dtype).removeprefix('torch.')}"]
+    arguments = (ctypes.c_void_p * len(weights))(*(ctypes.addressof(weight.argument) for weight in weights))
+    started = time.perf_counter()
+    function(arguments, ctypes.c_int64(len(weights)), ctypes.c_int64(num_rows), torch.get_num_threads())
+    return time.perf_counter() - started
 
 
 def pin_threads(cores: Sequence[int] | None) -> None:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from rayinfer_kernels import reference
-from rayinfer_kernels.packed_weight import WeightFormat, pack
+from rayinfer_kernels.packed_weight import PrefetchDistances, WeightFormat, pack
 from rayinfer_kernels.quantized_weight import pack_quantized, quantize
 
 TOLERANCES = {torch.float32: {"atol": 1e-4, "rtol": 1e-5}, torch.bfloat16: {"atol": 0.02, "rtol": 0.01}}
@@ -44,6 +44,20 @@ def test_a_row_is_multiplied_alike_to_the_bit_alone_in_a_batch_and_on_any_number
     for row, count in itertools.product(range(0, 60, 19), (1, 2, 3, 5, 6, 8, 12, 13, 45)):
         part = slice(row, row + count)
         assert torch.equal(isa_kernels.packed_linear(x[part], packed, None), together[part]), count
+
+
+@pytest.mark.parametrize(
+    "weight_format", [None, WeightFormat.INT8, WeightFormat.INT8_DYNAMIC, WeightFormat.INT4_DYNAMIC], ids=str
+)
+def test_a_product_is_the_same_bits_however_far_ahead_its_weight_is_prefetched(isa_kernels, dtype, weight_format):
+    x, weight = torch.randn(20, 640).to(dtype), torch.randn(95, 640)
+    packed = pack(weight.to(dtype)) if weight_format is None else pack_quantized(quantize(weight, weight_format))
+    expected = [isa_kernels.packed_linear(x[:num_rows], packed, None) for num_rows in range(1, 21)]
+    for distance in (64, 100, 24576, 1 << 30):
+        packed.prefetch = PrefetchDistances(distance, 2 * distance - 1)
+        assert packed.prefetch == (distance, 2 * distance - 1)
+        for num_rows, product in enumerate(expected, start=1):
+            assert torch.equal(isa_kernels.packed_linear(x[:num_rows], packed, None), product), (distance, num_rows)
 
 
 @pytest.mark.parametrize(("out_features", "in_features"), SHAPES)

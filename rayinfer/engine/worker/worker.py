@@ -12,7 +12,7 @@ import rayinfer_kernels
 from rayinfer.adapters.adapter import AdapterLimits
 from rayinfer.adapters.adapter_memory import AdapterMemory
 from rayinfer.adapters.target_layers import TargetLayers
-from rayinfer.config import EngineConfig
+from rayinfer.config import EngineConfig, cache_folder
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.ranks.pipeline_link import ONLY_STAGE, PipelineLink, Stage
 from rayinfer.engine.ranks.rank_coordinates import Ranks, any_device
@@ -49,6 +49,7 @@ from rayinfer.models.eagle3 import is_eagle3_folder
 from rayinfer.models.encoder_decoder import EncoderDecoder
 from rayinfer.models.loader import empty_decoder, torch_dtype
 from rayinfer.models.model_config import ModelConfig, read_model_config
+from rayinfer.models.prefetch_tuning import tune_prefetch
 from rayinfer.startup_steps import startup_step
 from rayinfer.tensor_parallel import UNSHARDED
 from rayinfer_kernels import ops
@@ -373,6 +374,7 @@ def _prepare(
         decoder.read_states(states_read)
     # Some rotary scalings depend on the longest sequence: the allowed one, since what fits differs by machine.
     decoder.prepare(dtype, device, max_model_len, longest_sequence)
+    tune_prefetch(decoder, dtype, device, cache_folder() / "products")
 
 
 def _prepare_for_sources(

@@ -5,9 +5,6 @@ may depend on what else is computed. Where all layers can be one operation of ou
 the fastest products make them.
 """
 
-import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -17,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import xxhash
 
 import rayinfer_kernels
 from rayinfer.layers.feed_forward import TORCH_ACTIVATIONS, FeedForward, GatedFeedForward
@@ -25,12 +21,11 @@ from rayinfer.layers.linear import Linear
 from rayinfer.layers.norms import LayerNorm
 from rayinfer.models.encoders.encoder import Encoder
 from rayinfer.models.encoders.encoder_stack import run_layers, stack_layers
-from rayinfer.startup_steps import startup_step
+from rayinfer.models.kernel_measurements import KernelMeasurements
 from rayinfer_kernels import ops
 
 NUM_ROWS = (32, 512)  # of a single text, and of a batch
 NUM_RUNS = 5
-RECORD_VERSION = 2
 STACK_LENGTHS = ((16,), tuple(range(8, 104, 8)))  # of a single text, and of a batch of 624 tokens
 STACK_LAYERS = 2  # that are timed; all have one shape
 STACK_RUNS = 9
@@ -49,8 +44,8 @@ def use_fastest_kernels(encoder: Encoder, dtype: torch.dtype, folder: Path) -> N
     """Choose for each shape of a model on the CPU by timing, or by what an earlier process has recorded in `folder`."""
     if not rayinfer_kernels.has_kernels(torch.device("cpu"), dtype):
         return
-    record = _Record(folder, dtype)
-    _choose_products(encoder, dtype, record)
+    measured = KernelMeasurements(folder, dtype)
+    _choose_products(encoder, dtype, measured)
     if (candidate := stack_layers(encoder, STACK_LAYERS)) is not None:
         config, first = (
             encoder.config,
@@ -58,22 +53,22 @@ def use_fastest_kernels(encoder: Encoder, dtype: torch.dtype, folder: Path) -> N
         )
         number_format = "" if first.packed is None else f" {first.packed.format.name}"
         shape = f"{config.hidden_size}x{config.intermediate_size} {config.num_heads} heads{number_format}"
-        if record.is_own_faster(f"layers {shape}", lambda: _time_stack(encoder, candidate, dtype)):
+        if measured.find(f"layers {shape}", lambda: _time_stack(encoder, candidate, dtype)) < 1:
             for module in encoder.modules():
                 if isinstance(module, LayerNorm):
                     module.uses_torch = False
             use_own_kernels(encoder)
-    record.save()
+    measured.save()
 
 
-def _choose_products(encoder: Encoder, dtype: torch.dtype, record: "_Record") -> None:
+def _choose_products(encoder: Encoder, dtype: torch.dtype, measured: KernelMeasurements) -> None:
     for module in encoder.modules():
         if isinstance(module, Linear) and module.packed is None:
             shape = "x".join(map(str, module.weight.shape))
-            if record.is_own_faster(f"linear {shape}", lambda: _time_linear(module)):  # noqa: B023
+            if measured.find(f"linear {shape}", lambda: _time_linear(module)) < 1:  # noqa: B023
                 module.pack()
         elif isinstance(module, LayerNorm):
-            module.uses_torch = not record.is_own_faster(f"layer_norm {len(module.weight)}", lambda: _time_norm(module))  # noqa: B023
+            module.uses_torch = measured.find(f"layer_norm {len(module.weight)}", lambda: _time_norm(module)) >= 1  # noqa: B023
         elif isinstance(module, FeedForward | GatedFeedForward) and module.activation in TORCH_ACTIVATIONS:
             own, other = module.activation, TORCH_ACTIVATIONS[module.activation]
             width = (
@@ -81,49 +76,8 @@ def _choose_products(encoder: Encoder, dtype: torch.dtype, record: "_Record") ->
                 if module.down_proj.packed is None
                 else module.down_proj.packed.in_features
             )
-            if not record.is_own_faster(f"{own.__name__} {width}", lambda: _time_on_rows(width, dtype, own, other)):  # noqa: B023
+            if measured.find(f"{own.__name__} {width}", lambda: _time_on_rows(width, dtype, own, other)) >= 1:  # noqa: B023
                 module.activation = other
-
-
-class _Record:
-    """Results of timings on this machine with these threads, kept in a file."""
-
-    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
-        machine = f"{_processor()};{torch.__version__};{rayinfer_kernels.cpu_kernels_status().detail};{RECORD_VERSION}"
-        self._file = folder / f"{xxhash.xxh3_64_hexdigest(machine.encode())}.json"
-        self._prefix = f"{str(dtype).removeprefix('torch.')} {torch.get_num_threads()} threads"
-        self._ratios = self._read()
-        self._is_changed = False
-
-    def is_own_faster(self, name: str, measure: Callable[[], float]) -> bool:
-        """Return whether our kernel took less time than torch's: `measure` returns their ratio."""
-        key = f"{self._prefix} {name}"
-        if key not in self._ratios:
-            with startup_step("timing kernels"):
-                self._ratios[key] = round(measure(), 3)
-            self._is_changed = True
-        return self._ratios[key] < 1
-
-    def save(self) -> None:
-        """Write what was measured; a folder that cannot be written is measured for again."""
-        if not self._is_changed:
-            return
-        try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = self._file.with_suffix(f".{os.getpid()}")
-            unfinished.write_text(json.dumps(self._read() | self._ratios, indent=1), encoding="utf-8")
-            unfinished.replace(self._file)
-        except OSError:
-            return
-
-    def _read(self) -> dict[str, float]:
-        try:
-            ratios: Any = json.loads(self._file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        if not isinstance(ratios, dict):
-            return {}
-        return {name: float(ratio) for name, ratio in ratios.items() if isinstance(ratio, int | float)}
 
 
 def _time_stack(encoder: Encoder, stack: ops.EncoderStack, dtype: torch.dtype) -> float:
@@ -191,13 +145,3 @@ def _ratio(
                 times[run] = min(times[run], time.perf_counter() - started)
         ratio *= times[own] / max(times[other], 1e-9)
     return float(ratio ** (1 / len(inputs)))
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )

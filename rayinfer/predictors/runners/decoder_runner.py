@@ -15,6 +15,7 @@ from rayinfer.models.encoders.sentence_embedding import SentenceEmbedding, load_
 from rayinfer.models.encoders.sentence_layout import read_sentence_layout
 from rayinfer.models.loader import torch_dtype
 from rayinfer.models.model_config import read_model_config
+from rayinfer.models.prefetch_tuning import tune_prefetch
 from rayinfer.optimization.packed_cache import PackedCache
 from rayinfer.optimization.packed_weights import load_packed_decoder
 from rayinfer.predictions import PredictorDescription
@@ -115,6 +116,7 @@ def build_decoder_runner(config: EngineConfig, folder: Path, device: torch.devic
     limits = (model.longest_sequence, layout.max_length, config.max_model_len)
     max_length = min(limit for limit in limits if limit is not None)
     decoder.prepare(dtype, device, max_length, model.longest_sequence)
+    tune_prefetch(decoder, dtype, device, cache_folder() / "products")
     embedding = load_sentence_embedding(layout, dtype, device)
     description = describe_embeddings(model.hidden_size, layout)
     return DecoderRunner(decoder, embedding, description, max_length, dtype, device, cores_of(config, device))

@@ -17,6 +17,7 @@ from rayinfer.models.encoders.product_choice import use_fastest_kernels, use_own
 from rayinfer.models.encoders.sentence_embedding import SentenceEmbedding, load_sentence_embedding
 from rayinfer.models.encoders.sentence_layout import SentenceLayout, read_sentence_layout
 from rayinfer.models.loader import torch_dtype
+from rayinfer.models.prefetch_tuning import tune_prefetch
 from rayinfer.predictions import PredictorDescription
 from rayinfer.predictors.runner import RunnerItem, RunnerResult
 from rayinfer.predictors.runners.activations import classifier_activation, relevance_activation
@@ -108,6 +109,7 @@ def build_text_runner(
             use_own_kernels(embedding)
         else:
             use_fastest_kernels(encoder, dtype, cache_folder() / "products")
+    tune_prefetch(encoder, dtype, device, cache_folder() / "products")
     description, max_input_tokens = describe_encoder(shape, layout), longest_text(config, shape, layout)
     return TextRunner(encoder, embedding, description, max_input_tokens, device, cores_of(config, device))
 

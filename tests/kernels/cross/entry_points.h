@@ -28,6 +28,7 @@ struct Weight {
     Format format;
     int32_t is_gated, has_offsets, group_size;
     const float* table;
+    int32_t prefetch_few_rows, prefetch_more_rows;
 };
 
 struct LowRankPart {

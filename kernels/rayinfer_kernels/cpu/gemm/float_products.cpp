@@ -40,12 +40,20 @@ template <class E>
 constexpr int64_t kWordsPerRound = kSimd == 8 && kPerWord<E> == 1 ? 2 : 1;
 
 // With AVX2 one row is multiplied by two panels at once: one stream alone does not use a processor's whole bandwidth, which then
-// follows both by itself; prefetches help where a line takes longer to compute. On AArch64 one or two rows are multiplied
+// follows both by itself; near prefetches help where a line takes longer to compute. On AArch64 one or two rows are multiplied
 // by a whole panel at once, which is then read line after line.
 constexpr int kPairVectors = 8;
 constexpr bool kHasWholePanels = kSimd == 4 && kHas32Registers;
 template <class E>
-constexpr int64_t kAhead = kSimd != 8 ? kStreamAhead : kPerWord<E> == 1 ? 0 : 1024;
+constexpr int64_t kAhead = kSimd != 8 ? kStreamAhead : kPerWord<E> == 1 ? 0 : 3072;
+template <class E>
+constexpr int64_t kAheadOfMoreRows = kSimd != 8 ? kStreamAheadOfMoreRows : kAhead<E>;
+
+// With AVX-512 a tile that is alone reads one panel, so that what is prefetched follows it, as it follows other panels
+// where tiles share one: one loop for both.
+constexpr bool kFollowsOneStream = kSimd == 16;
+template <class E>
+constexpr int64_t kRoundBytes = kPanelWidth * 4 * kWordsPerRound<E>;
 
 alignas(kLine) constexpr float kZeros[kPanelsAtOnce * kPanelWidth] = {};
 
@@ -61,7 +69,8 @@ struct TileTask {
     float* sums;
     int64_t sum_stride;
     bool is_alone;        // no other tile reads the same columns
-    Ahead ahead;          // what else is read next, if it is not
+    int64_t distance;     // of prefetches of the columns, if it is and `ahead` does not follow them
+    Ahead ahead;          // what is prefetched meanwhile
 };
 
 template <class E, int Rows, int Vectors>
@@ -79,14 +88,15 @@ __attribute__((noinline)) void multiply_tile(const TileTask<E>& task) {
     Ahead ahead = task.ahead;
     const int64_t row_stride = task.row_stride;
     const bool is_alone = task.is_alone;
+    const int64_t distance = task.distance;
     auto vector = [&](int v) RAYINFER_LAMBDA {
         return (v < kVectorsPerPanel ? columns : others) + v % kVectorsPerPanel * kSimd * n;
     };
     auto add_one = [&]() RAYINFER_LAMBDA {
         sums.add(vector, rows, row_stride);
-        if (kAhead<E> && is_alone)
+        if (!kFollowsOneStream && distance > 0)
 #pragma GCC unroll 8
-            for (int v = 0; v < Vectors; v += kVectorsPerLine) fetch<kLine>((const char*)vector(v) + kAhead<E>);
+            for (int v = 0; v < Vectors; v += kVectorsPerLine) fetch<kLine>((const char*)vector(v) + distance);
         rows += n;
         columns += kPanelWidth * n;
         others += kPanelWidth * n;
@@ -97,7 +107,7 @@ __attribute__((noinline)) void multiply_tile(const TileTask<E>& task) {
     for (int64_t w = 0; w < num_words / kWordsPerRound<E>; ++w) {
 #pragma GCC unroll 4
         for (int64_t i = 0; i < kWordsPerRound<E>; ++i) add_one();
-        if (!is_alone) ahead.fetch_round();
+        if (kFollowsOneStream || !is_alone) ahead.fetch_round();
     }
     for (int64_t w = 0; w < num_words % kWordsPerRound<E>; ++w) add_one();
 #pragma GCC unroll 12
@@ -120,7 +130,8 @@ struct Panels {
 
 // Multiplies all rows by some inputs of the panels; the rows begin with the first of these inputs.
 template <class E>
-void multiply_block(RowTile rows, Panels<E> panels, int64_t num_inputs, bool continues, float* sums, PanelBytes next) {
+void multiply_block(RowTile rows, Panels<E> panels, int64_t num_inputs, bool continues, float* sums, int64_t distance,
+                    PanelBytes next) {
     const int64_t width = panels.count * kPanelWidth;
     const bool are_few = rows.num_rows <= kFewRows;
     const int64_t most_rows = rows.num_rows <= kMostRowsAlone<E> ? kMostRowsAlone<E> : kMostRows<E>;
@@ -147,7 +158,9 @@ void multiply_block(RowTile rows, Panels<E> panels, int64_t num_inputs, bool con
                                       sums + row * width + column,
                                       width,
                                       is_alone,
-                                      lookahead.next(num_rounds)};
+                                      is_alone ? distance : 0,
+                                      kFollowsOneStream && is_alone ? Ahead{(const char*)columns + distance, kRoundBytes<E>}
+                                                                    : lookahead.next(num_rounds)};
             if constexpr (kHasWholePanels)
                 if (is_whole) {
                     with_rows<2>(end - row, [&](auto count) { multiply_tile<E, count, kPairVectors>(task); });
@@ -177,7 +190,7 @@ void widen_panels(Panels<bfloat16> from, int64_t num_inputs, float* to) {
 }
 
 template <class E>
-void multiply_in_blocks(RowTile rows, Panels<E> panels, int64_t num_inputs, bool continues, float* sums) {
+void multiply_in_blocks(RowTile rows, Panels<E> panels, int64_t num_inputs, bool continues, float* sums, int64_t distance) {
     const bool is_read_again = kSimd == 16 ? rows.num_rows > kMostRowsAlone<E> : rows.num_rows >= kRowsToWiden;
     const int64_t num_blocks = is_read_again ? (num_inputs + kBlockInputs - 1) / kBlockInputs : 1;
     const int64_t block = rounded_up((num_inputs + num_blocks - 1) / num_blocks, kPerWord<E>);
@@ -195,11 +208,11 @@ void multiply_in_blocks(RowTile rows, Panels<E> panels, int64_t num_inputs, bool
                 thread_local RowBuffer buffer;
                 float* widened = buffer.rows<float>(panels.count * count, kPanelWidth);
                 widen_panels(here, count, widened);
-                multiply_block<float>(part, {widened, count * kPanelWidth, panels.count}, count, is_added, sums, next);
+                multiply_block<float>(part, {widened, count * kPanelWidth, panels.count}, count, is_added, sums, distance, next);
                 continue;
             }
         }
-        multiply_block<E>(part, here, count, is_added, sums, next);
+        multiply_block<E>(part, here, count, is_added, sums, distance, next);
     }
 }
 
@@ -209,12 +222,13 @@ template <class T>
 void float_products(const Weight& weight, RowTile rows, int64_t panel, int64_t num_panels, float* sums) {
     const int64_t num_inputs = padded_width(weight.format, weight.in_features);
     const int64_t stride = num_inputs * kPanelWidth;
-    multiply_in_blocks<T>(rows, {(const T*)weight.panels + panel * stride, stride, num_panels}, num_inputs, false, sums);
+    multiply_in_blocks<T>(rows, {(const T*)weight.panels + panel * stride, stride, num_panels}, num_inputs, false, sums,
+                          weight.prefetch_distance(rows.num_rows, kAhead<T>, kAheadOfMoreRows<T>));
 }
 
 template <class T>
 void add_float_products(RowTile rows, const T* panels, int64_t num_panels, int64_t num_inputs, bool continues, float* sums) {
-    multiply_in_blocks<T>(rows, {panels, num_inputs * kPanelWidth, num_panels}, num_inputs, continues, sums);
+    multiply_in_blocks<T>(rows, {panels, num_inputs * kPanelWidth, num_panels}, num_inputs, continues, sums, kAhead<T>);
 }
 
 template void float_products<float>(const Weight&, RowTile, int64_t, int64_t, float*);

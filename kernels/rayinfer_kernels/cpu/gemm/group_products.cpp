@@ -185,14 +185,14 @@ RAYINFER_INLINE void put_pair(bfloat16* panel, int64_t pair, int64_t column, Flo
 
 // Some inputs of a panel.
 template <class L, class T>
-void dequantize(const Weight& weight, int64_t panel, Range inputs, T* to) {
+void dequantize(const Weight& weight, int64_t panel, Range inputs, int64_t distance, T* to) {
     for_groups<L>(weight, panel, inputs, [&](const uint8_t* group, Range pairs, int64_t input) RAYINFER_LAMBDA {
         T* here = to + (input - inputs.begin) * kPanelWidth;
         const uint8_t* codes = group + L::kCodesAt + pairs.begin * L::kPairBytes;
         for (int64_t column = 0; column < kPanelWidth; column += kWidth) {
             const GroupColumns<L> columns(group, column, weight.table);
             for (int64_t pair = 0; pair < pairs.size(); ++pair) {
-                if (column == 0) fetch<L::kPairBytes>(codes + pair * L::kPairBytes + kStreamAhead);
+                if (column == 0) fetch<L::kPairBytes>(codes + pair * L::kPairBytes + distance);
                 Float first, second;
                 columns.read_pair(codes + pair * L::kPairBytes + column, first, second);
                 put_pair(here, pair, column, first, second);
@@ -208,12 +208,13 @@ void multiply_few(const Weight& weight, RowTile rows, int64_t panel, float* to, 
     constexpr int kVectors = kPanelWidth / kSimd;
     Sums<bfloat16, Rows, kVectors, kSimd> sums = {};
     const int64_t row_stride = rows.row_bytes / (int64_t)sizeof(bfloat16);
+    const int64_t distance = weight.prefetch_distance(rows.num_rows, kStreamAhead, kStreamAhead);
     for_groups<L>(weight, panel, {0, weight.in_features}, [&](const uint8_t* group, Range pairs, int64_t input) RAYINFER_LAMBDA {
         const auto* row = (const Plain<bfloat16>*)rows.rows + input;
         const uint8_t* codes = group + L::kCodesAt;
         const GroupColumns<L> columns[kVectors] = {{group, 0, weight.table}, {group, kSimd, weight.table}};
         for (int64_t pair = 0; pair < pairs.size(); ++pair, row += 2, codes += L::kPairBytes) {
-            fetch<L::kPairBytes>(codes + kStreamAhead);
+            fetch<L::kPairBytes>(codes + distance);
             auto weights = [&](int v) RAYINFER_LAMBDA {
                 Float first, second;
                 columns[v].read_pair(codes + v * kSimd, first, second);
@@ -239,12 +240,13 @@ void multiply(const Weight& weight, RowTile rows, int64_t panel, int64_t num_pan
             return;
         }
 #endif
+    const int64_t distance = weight.prefetch_distance(rows.num_rows, kStreamAhead, kStreamAhead);
     alignas(kLine) T panels[kPanelsAtOnce * kPanelWidth * kInputsAtOnce<T>];
     for (int64_t begin = 0, end; begin < weight.in_features; begin = end) {
         end = std::min(weight.in_features, begin + kInputsAtOnce<T>);
         const int64_t count = end - begin;
         for (int64_t p = 0; p < num_panels; ++p)
-            dequantize<L>(weight, panel + p, {begin, end}, panels + p * count * kPanelWidth);
+            dequantize<L>(weight, panel + p, {begin, end}, distance, panels + p * count * kPanelWidth);
         const RowTile part = {rows.rows + begin * (int64_t)sizeof(Plain<T>), rows.row_bytes, rows.num_rows};
         add_float_products(part, panels, num_panels, count, begin > 0, sums);
     }

@@ -23,10 +23,11 @@ constexpr int64_t kMostRowsAlone = kByteLanes == 16 ? 2 * kByteTileRows : kMostT
 constexpr int64_t kMostWideRows = kHas32Registers ? kByteTileRows : 2;
 constexpr int64_t kSignedTileRows = 3;
 constexpr int64_t kFewRows = 9;  // from here on widened weights are faster
-constexpr int64_t kAheadOfFew = 1024;
+constexpr int64_t kAheadOfFew = 3072;
 constexpr int kVectorsPerPanel = kPanelWidth / kByteLanes;
 constexpr int kVectorsPerLine = kLine / (4 * kByteLanes);
 constexpr int64_t kQuadBytes = kPanelWidth * 4;
+constexpr bool kFollowsOneStream = kByteLanes == 16;  // as float_products.cpp
 // Of two panels, 128 kB: the next ones and rows fit beside them into a cache of 1 MB. Of widened weights so many that a tile's
 // columns, a quarter of a panel's, stay in the first level cache.
 constexpr int64_t kBlockQuads = kHasWideNumbers ? 144 : 512;
@@ -42,7 +43,8 @@ struct TileTask {
     float* sums;
     int64_t sum_stride;
     bool is_alone;      // no other tile reads the same columns
-    Ahead ahead;        // what else is read next, if it is not
+    int64_t distance;   // of prefetches of the columns, if it is and `ahead` does not follow them
+    Ahead ahead;        // what is prefetched meanwhile
 };
 
 template <int Rows, int Vectors>
@@ -60,6 +62,7 @@ __attribute__((noinline)) void multiply_tile(const TileTask& task) {
     Ahead ahead = task.ahead;
     const int64_t row_bytes = task.row_bytes;
     const bool is_alone = task.is_alone;
+    const int64_t distance = task.distance;
     auto vector = [&](int v) __attribute__((always_inline)) {
         return (v < kVectorsPerPanel ? columns : others) + v % kVectorsPerPanel * kByteLanes * 4;
     };
@@ -74,9 +77,9 @@ __attribute__((noinline)) void multiply_tile(const TileTask& task) {
 #pragma GCC unroll 8
             for (int v = 0; v < Vectors; ++v) add_products<sign>(sums[r][v], prepared[v], row);
         }
-        if (is_alone) {
+        if (!kFollowsOneStream && is_alone) {
 #pragma GCC unroll 8
-            for (int v = 0; v < Vectors; v += kVectorsPerLine) fetch<kLine>(vector(v) + kStreamAhead);
+            for (int v = 0; v < Vectors; v += kVectorsPerLine) fetch<kLine>(vector(v) + distance);
         } else {
             ahead.fetch_round();
         }
@@ -116,6 +119,7 @@ __attribute__((noinline)) void multiply_wide_tile(const TileTask& task) {
     const int8_t* columns = task.columns[0];
     Ahead ahead = task.ahead;
     const bool is_alone = task.is_alone;
+    const int64_t distance = task.distance;
     for (const char* end = rows + task.num_quads * 8; rows < end; rows += 8) {
         __m256i row[Rows];
         if constexpr (Vectors > 1)
@@ -138,7 +142,7 @@ __attribute__((noinline)) void multiply_wide_tile(const TileTask& task) {
                 sums[r][1] = _mm256_add_epi32(sums[r][1], _mm256_madd_epi16(widened[1], row[r]));
             }
         if (is_alone) {
-            fetch<(Vectors * kByteLanes * 4 + kLine - 1) / kLine * kLine>(columns + kStreamAhead);
+            fetch<(Vectors * kByteLanes * 4 + kLine - 1) / kLine * kLine>(columns + distance);
         } else {
             ahead.fetch_round();
         }
@@ -173,6 +177,7 @@ __attribute__((noinline)) void multiply_signed_tile(const TileTask& task) {
     const int8_t *columns = task.columns[0], *others = task.columns[1];
     Ahead ahead = task.ahead;
     const bool is_alone = task.is_alone;
+    const int64_t distance = task.distance;
     for (const uint8_t* end = rows + task.num_quads * 4; rows < end; rows += 4) {
         __m256i row[Rows];
 #pragma GCC unroll 12
@@ -189,8 +194,8 @@ __attribute__((noinline)) void multiply_signed_tile(const TileTask& task) {
             }
         }
         if (is_alone) {
-            fetch<kQuadBytes>(columns + kAheadOfFew);
-            if (Vectors > kVectorsPerPanel) fetch<kQuadBytes>(others + kAheadOfFew);
+            fetch<kQuadBytes>(columns + distance);
+            if (Vectors > kVectorsPerPanel) fetch<kQuadBytes>(others + distance);
         } else {
             ahead.fetch_round();
         }
@@ -245,6 +250,8 @@ void int8_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, in
     const int8_t* panels = (const int8_t*)weight.panels + panel * stride;
     const bool is_alone = rows.num_rows <= kMostRowsAlone, are_few = kHasWideNumbers && rows.num_rows <= kFewRows;
     const RowTiles tiles(rows.num_rows, are_few ? kSignedTileRows : is_alone ? kMostRowsAlone : kMostTileRows);
+    const int64_t distance = weight.prefetch_distance(rows.num_rows, are_few ? kAheadOfFew : kStreamAhead,
+                                                      are_few ? kAheadOfFew : kStreamAheadOfMoreRows);
     const int64_t num_blocks = is_alone ? 1 : (num_quads + kBlockQuads - 1) / kBlockQuads;
     const int64_t vectors = tile_vectors(rows.num_rows, num_panels), step = vectors * kByteLanes;
     for (int64_t block = 0; block < num_blocks; ++block) {
@@ -272,7 +279,9 @@ void int8_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, in
                                        sums + row * width + column,
                                        width,
                                        tiles.count == 1,
-                                       lookahead.next(quads)};
+                                       distance,
+                                       kFollowsOneStream && is_alone ? Ahead{(const char*)columns + distance, kQuadBytes}
+                                                                     : lookahead.next(quads)};
                 switch (vectors) {
                     case 1: multiply<1>(end - row, task); break;
                     case 2: multiply<2>(end - row, task); break;

@@ -14,6 +14,7 @@ namespace {
 constexpr int64_t kMostWideRows = kTileVectors < 4 ? 2 : kTileRows;
 constexpr int kVectorsPerPanel = kPanelWidth / kSimd;
 constexpr int64_t kQuadBytes = kPanelWidth * 4;
+constexpr int64_t kAheadOfPair = kStreamAhead / 2;  // of two panels that are read at once
 
 // Quads of four neighboring inputs become four columns of float32, or two of pairs of bfloat16.
 template <class E, int W>
@@ -50,6 +51,7 @@ struct TileTask {
     const float* scales;
     float* sums;
     int64_t sum_stride;
+    int64_t distance;          // of prefetches of the columns
 };
 
 template <class E, int Rows, int Vectors>
@@ -61,6 +63,7 @@ __attribute__((noinline)) void multiply_tile(const TileTask<E>& task) {
     const E* rows = task.rows;
     const int64_t row_stride = task.row_stride;
     const int8_t *first = task.columns[0], *second = task.columns[1];
+    const int64_t distance = task.distance;
     for (const E* end = rows + task.num_quads * 4; rows < end; rows += 4) {
         auto add = [&](auto part) RAYINFER_LAMBDA {
             constexpr int index = decltype(part)::value;
@@ -77,8 +80,8 @@ __attribute__((noinline)) void multiply_tile(const TileTask<E>& task) {
             add(std::integral_constant<int, 2>{});
             add(std::integral_constant<int, 3>{});
         }
-        fetch<kQuadBytes>(first + kStreamAhead);
-        if constexpr (Vectors > kVectorsPerPanel) fetch<kQuadBytes>(second + kStreamAhead);
+        fetch<kQuadBytes>(first + distance);
+        if constexpr (Vectors > kVectorsPerPanel) fetch<kQuadBytes>(second + distance);
         first += kQuadBytes;
         second += kQuadBytes;
     }
@@ -103,6 +106,7 @@ void int8_products(const Weight& weight, RowTile rows, int64_t panel, int64_t nu
     const int8_t* panels = (const int8_t*)weight.panels + panel * stride;
     const float* scales = weight.scales + panel * kPanelWidth;
     const bool is_wide = kSimd == 16 ? width > kPanelWidth && rows.num_rows <= kTileRows : kHas32Registers || rows.num_rows <= 2;
+    const int64_t distance = weight.prefetch_distance(rows.num_rows, kAheadOfPair, kStreamAheadOfMoreRows);
     const int64_t step = (is_wide ? 4 : 2) * kSimd;
     const RowTiles tiles(rows.num_rows, is_wide ? kTileRows : kNarrowTileRows);
     for (int64_t column = 0; column < width; column += step)
@@ -115,7 +119,8 @@ void int8_products(const Weight& weight, RowTile rows, int64_t panel, int64_t nu
                                       {columns, columns + stride},
                                       scales + column,
                                       sums + row * width + column,
-                                      width};
+                                      width,
+                                      distance};
             if (is_wide)
                 with_rows<kMostWideRows>(end - row, [&](auto count) { multiply_tile<E, count, 4>(task); });
             else

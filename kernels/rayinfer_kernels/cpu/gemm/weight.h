@@ -9,6 +9,7 @@ namespace rayinfer {
 
 constexpr int64_t kPanelWidth = 32;  // outputs of one panel
 constexpr int64_t kGroupSize = 32;   // inputs that share a scale where weights have four bits
+constexpr int64_t kFewPrefetchRows = 4;  // the same as rayinfer_kernels/packed_weight.py's
 
 // The numbers are packed_weight.py's.
 enum class Format : int32_t {
@@ -36,9 +37,15 @@ struct Weight {
     int32_t has_offsets;      // of int4_dynamic: its panels are an OffsetPanel's; of groups: offsets stand behind scales
     int32_t group_size;       // inputs of a group, of the formats with groups of any size
     const float* table;       // [16], of table4_groups
+    // Bytes from a read of panels that one tile alone reads to its prefetch, with few rows and with more; 0: the default.
+    int32_t prefetch_few_rows, prefetch_more_rows;
 
     int64_t panels_per_half() const { return (out_features + kPanelWidth - 1) / kPanelWidth; }
     int64_t num_panels() const { return panels_per_half() * (is_gated ? 2 : 1); }
+    int64_t prefetch_distance(int64_t num_rows, int64_t of_few_rows, int64_t of_more_rows) const {
+        if (num_rows <= kFewPrefetchRows) return prefetch_few_rows > 0 ? prefetch_few_rows : of_few_rows;
+        return prefetch_more_rows > 0 ? prefetch_more_rows : of_more_rows;
+    }
 };
 
 inline int64_t rounded_up(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
