@@ -67,6 +67,11 @@ class Encoder(torch.nn.Module):
         self._names, self._prefix = names, prefix
         self._stack: ops.EncoderStack | None = None
 
+    @property
+    def has_stack(self) -> bool:
+        """Whether all layers run as one operation."""
+        return self._stack is not None
+
     def use_stack(self, stack: ops.EncoderStack) -> None:
         """Run the layers by one operation from now on."""
         self._stack = stack

@@ -42,6 +42,11 @@ class TextRunner:
         self.max_input_tokens = max_input_tokens
         self.vocab_size = encoder.config.vocab_size
 
+    @property
+    def computes_in_groups(self) -> bool:
+        """Whether all layers are one operation, whose threads take groups of texts that stay in their caches."""
+        return self._encoder.has_stack
+
     @torch.inference_mode()
     def run(self, batch: Sequence[RunnerItem]) -> list[RunnerResult]:
         """See Runner."""

@@ -14,7 +14,8 @@
 namespace rayinfer {
 namespace {
 
-constexpr int64_t kBlockInputs = 768;  // two panels of float32 and the rows fit into a cache of 1 MB with space left
+// Two panels of float32 stay in a second level cache: of 1 MB or more where there is AVX-512, else of half of that.
+constexpr int64_t kBlockInputs = kSimd == 16 ? 1536 : 768;
 constexpr int64_t kRowsToWiden = 40;  // so many read pairs widened before; fewer widen them in registers
 constexpr int kVectorsPerPanel = kPanelWidth / kSimd;
 constexpr int kVectorsPerLine = kLine / (4 * kSimd);
