@@ -1,6 +1,7 @@
 """Measurements of the CPU kernels on this machine, kept in a file for later processes."""
 
 import json
+import math
 import os
 import platform
 from collections.abc import Callable
@@ -54,7 +55,11 @@ class KernelMeasurements:
             return {}
         if not isinstance(numbers, dict):
             return {}
-        return {name: float(number) for name, number in numbers.items() if isinstance(number, int | float)}
+        return {
+            name: float(number)
+            for name, number in numbers.items()
+            if isinstance(number, int | float) and math.isfinite(number)
+        }
 
 
 def _processor() -> str:

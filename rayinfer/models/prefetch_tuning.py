@@ -69,10 +69,10 @@ def _choose(
 ) -> ops.PrefetchDistances:
     shape = f"{sample[0].num_rows}x{sample[0].in_features}"
     chosen = [
-        int(measured.find(f"prefetch {weight_format.name} {shape} {name}", lambda: _fastest(sample, rows, dtype)))  # noqa: B023
+        measured.find(f"prefetch {weight_format.name} {shape} {name}", lambda: _fastest(sample, rows, dtype))  # noqa: B023
         for name, rows in (("few rows", FEW_ROWS), ("more rows", MORE_ROWS))
     ]
-    return ops.PrefetchDistances(*chosen)
+    return ops.PrefetchDistances(*(int(distance) if distance in DISTANCES else 0 for distance in chosen))
 
 
 def _fastest(sample: list[ops.PackedWeight], num_rows: Sequence[int], dtype: torch.dtype) -> int:

@@ -10,7 +10,6 @@ from rayinfer.models.prefetch_tuning import DISTANCES, LEAST_BYTES, tune_prefetc
 from rayinfer_kernels import ops
 
 CPU = torch.device("cpu")
-OTHER = 640  # no distance that is tried
 
 
 @pytest.fixture(autouse=True)
@@ -44,19 +43,19 @@ def test_all_weights_get_the_distances_that_took_least_time_and_later_models_the
     (record,) = tmp_path.glob("*.json")
     measured = json.loads(record.read_text())
     assert sorted(measured.values()) == sorted(chosen)
-    record.write_text(json.dumps(dict.fromkeys(measured, OTHER)))
+    other = next(distance for distance in DISTANCES if distance not in chosen)
+    record.write_text(json.dumps(dict.fromkeys(measured, other)))
     tune_prefetch(second, torch.bfloat16, CPU, tmp_path)
-    assert distances(second) == {(OTHER, OTHER)}, "what was measured before is used"
+    assert distances(second) == {(other, other)}, "what was measured before is used"
 
 
 def test_what_was_measured_for_one_type_of_rows_is_not_used_for_another(tmp_path):
     tune_prefetch(model(LEAST_BYTES), torch.bfloat16, CPU, tmp_path)
     (record,) = tmp_path.glob("*.json")
-    record.write_text(json.dumps(dict.fromkeys(json.loads(record.read_text()), OTHER)))
     layers = model(LEAST_BYTES, torch.float32)
     tune_prefetch(layers, torch.float32, CPU, tmp_path)
-    (chosen,) = distances(layers)
-    assert set(chosen) <= {0, *DISTANCES}
+    names = [name.split()[0] for name in json.loads(record.read_text())]
+    assert sorted(names) == ["bfloat16"] * 2 + ["float32"] * 2
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"a": "b"}'])
@@ -67,6 +66,18 @@ def test_a_file_that_cannot_be_read_is_measured_for_again(tmp_path, content):
     record.write_text(content)
     tune_prefetch(layers, torch.bfloat16, CPU, tmp_path)
     assert len([value for value in json.loads(record.read_text()).values() if value in (0, *DISTANCES)]) == 2
+
+
+@pytest.mark.parametrize("value", ["-64", "1e30", "NaN", "-Infinity", "0.5", "640"])
+def test_a_distance_that_none_was_measured_with_is_the_default(tmp_path, value):
+    layers = model(LEAST_BYTES)
+    tune_prefetch(layers, torch.bfloat16, CPU, tmp_path)
+    (record,) = tmp_path.glob("*.json")
+    names = list(json.loads(record.read_text()))
+    record.write_text("{" + ", ".join(f'"{name}": {value}' for name in names) + "}")
+    tune_prefetch(layers, torch.bfloat16, CPU, tmp_path)
+    (chosen,) = distances(layers)
+    assert set(chosen) <= {0, *DISTANCES}
 
 
 def test_weights_that_a_cache_may_hold_keep_the_default(tmp_path):
