@@ -153,6 +153,8 @@ class PackedWeight:
 
     @prefetch.setter
     def prefetch(self, distances: PrefetchDistances) -> None:
+        if not all(0 <= distance < 1 << 31 for distance in distances):
+            raise ValueError(f"prefetch distances must be in [0, 2^31), got {tuple(distances)}")
         self.argument.prefetch_few_rows, self.argument.prefetch_more_rows = distances
 
     def layer(self, index: int) -> "PackedWeight":

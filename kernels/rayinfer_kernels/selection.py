@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from rayinfer_kernels import reference
+from rayinfer_kernels.cpu.arguments import check_weight
 from rayinfer_kernels.cpu.build import CompilerSettings, CpuLibrary, KernelBuildFailed, build_cpu_library
 from rayinfer_kernels.cpu.kernels import CpuKernels
 from rayinfer_kernels.cpu.prebuilt import PrebuiltKernels
@@ -186,10 +187,15 @@ def measure_peak_rate(dtype: torch.dtype, num_rounds: int = 200_000) -> float:
 def time_products(weights: Sequence[PackedWeight], num_rows: int, dtype: torch.dtype) -> float:
     """Multiply rows by one weight after the other, as a model's layers do, and return the seconds that it took.
 
-    Rows are of the type, one of CpuKernels.DTYPES; raises RuntimeError without kernels.
+    Rows are of the type, one of CpuKernels.DTYPES; raises RuntimeError without kernels, and ValueError for weights that
+    such rows cannot be multiplied by, or that are not in the CPU's memory.
     """
     if _selection.library is None:
         raise RuntimeError(f"no CPU kernels are configured: {_selection.status.detail}")
+    for weight in weights:
+        check_weight(weight, weight.in_features, dtype)
+        if weight.panels.device.type != "cpu" or dtype not in CpuKernels.DTYPES:
+            raise ValueError(f"rows of {dtype} and weights on {weight.panels.device} are not the CPU kernels'")
     function = _selection.library[f"rayinfer_multiply_in_turn_{str(dtype).removeprefix('torch.')}"]
     arguments = (ctypes.c_void_p * len(weights))(*(ctypes.addressof(weight.argument) for weight in weights))
     started = time.perf_counter()

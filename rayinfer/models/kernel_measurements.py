@@ -1,7 +1,6 @@
 """Measurements of the CPU kernels on this machine, kept in a file for later processes."""
 
 import json
-import math
 import os
 import platform
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import rayinfer_kernels
 from rayinfer.startup_steps import startup_step
 
 VERSION = 3
+LARGEST = 1e9  # beyond it nothing is measured
 
 
 class KernelMeasurements:
@@ -51,14 +51,14 @@ class KernelMeasurements:
     def _read(self) -> dict[str, float]:
         try:
             numbers: Any = json.loads(self._file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         if not isinstance(numbers, dict):
             return {}
         return {
             name: float(number)
             for name, number in numbers.items()
-            if isinstance(number, int | float) and math.isfinite(number)
+            if isinstance(number, int | float) and abs(number) < LARGEST
         }
 
 

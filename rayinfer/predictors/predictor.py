@@ -23,14 +23,7 @@ from rayinfer.prediction_outputs import (
 from rayinfer.prediction_specs import prediction_specs
 from rayinfer.predictions import PredictionTask, PredictorDescription, TensorSpec
 from rayinfer.predictors.build_runner import build_runner
-from rayinfer.predictors.predictor_inputs import (
-    as_inputs,
-    as_pairs,
-    check_task,
-    cut_into_batches,
-    make_item,
-    make_text_items,
-)
+from rayinfer.predictors.predictor_inputs import as_inputs, as_pairs, check_task, cut_into_batches, make_item
 from rayinfer.predictors.registered import find_registered_predictor
 from rayinfer.predictors.runner import Runner, RunnerItem, RunnerResult
 from rayinfer.predictors.runners.image_processing import read_image_processing
@@ -62,11 +55,11 @@ class Predictor:
     ) -> None:
         self.config = engine_config(model=model, dtype=dtype, quantization=quantization, **settings)
         chosen = _device(device)
-        default_batch = _checked_batch_size(batch_size, chosen)
+        self._batch_size = _checked_batch_size(batch_size, chosen)
         folder = None if find_registered_predictor(model) is not None else resolve_model(model)
         self._runner: Runner | None = build_runner(self.config, folder, chosen)
-        is_grouped = batch_size is None and isinstance(self._runner, TextRunner) and self._runner.computes_in_groups
-        self._batch_size = GROUPED_BATCH_TOKENS if is_grouped else default_batch
+        if batch_size is None and _computes_in_groups(self._runner):
+            self._batch_size = GROUPED_BATCH_TOKENS
         reads_texts = folder is not None and self._runner.max_input_tokens > 0
         self.tokenizer = Tokenizer.from_folder(folder) if folder is not None and reads_texts else None
         reads_images = folder is not None and self._runner.description.image_size > 0
@@ -239,10 +232,7 @@ class Predictor:
 
         if isinstance(runner, ImageRunner):
             return [_checked_result(each, index) for index, each in enumerate(runner.run_lazily(make, len(listed)))]
-        if self.tokenizer is not None and all(isinstance(each, str) for each in listed):
-            items = make_text_items(runner, self.tokenizer, task, listed, truncate=truncate)
-        else:
-            items = [make(index) for index in range(len(listed))]
+        items = [make(index) for index in range(len(listed))]
         results: dict[int, RunnerResult] = {}
         for batch in cut_into_batches(items, self._batch_size):
             results |= zip(batch, runner.run([items[index] for index in batch]), strict=True)
@@ -291,6 +281,13 @@ def _device(name: str | None) -> torch.device | None:
     if device.type not in DEFAULT_BATCH_TOKENS or (device.type == "cuda" and not torch.cuda.is_available()):
         raise ConfigError(f"device must be cpu, or cuda where there is a GPU, got {name!r:.80}")
     return device
+
+
+def _computes_in_groups(runner: Runner) -> bool:
+    """Return whether each thread takes groups of texts of its own from a batch of GROUPED_BATCH_TOKENS."""
+    if not isinstance(runner, TextRunner) or not runner.has_stack:
+        return False
+    return runner.max_input_tokens * torch.get_num_threads() <= GROUPED_BATCH_TOKENS
 
 
 def _checked_batch_size(batch_size: Any, device: torch.device | None) -> int:

@@ -69,25 +69,6 @@ def make_item(
     return RunnerItem(task=task, tensors=tensors, name=place)
 
 
-def make_text_items(
-    runner: Runner,
-    tokenizer: Tokenizer,
-    task: PredictionTask,
-    texts: Sequence[str],
-    *,
-    truncate: bool,
-) -> list[RunnerItem]:
-    """Make the items of texts as `make_item` does, tokenized in one call."""
-    for index, text in enumerate(texts):
-        if not text:
-            raise InvalidParameter(f"input {index} must not be empty", "inputs")
-    truncation = Truncation(runner.max_input_tokens, "right") if truncate else None
-    return [
-        _token_item(task, token_ids, 0, f"input {index}", runner.max_input_tokens)
-        for index, token_ids in enumerate(tokenizer.encode_batch(texts, truncation=truncation))
-    ]
-
-
 def _text_item(
     tokenizer: Tokenizer, task: PredictionTask, value: Any, place: str, max_tokens: int, *, truncate: bool
 ) -> RunnerItem:
@@ -101,12 +82,6 @@ def _text_item(
         token_ids, num_first_tokens = tokenizer.encode_pair(value[0], value[1], truncation=truncation)
     else:
         raise InvalidParameter(f"{place} must be a text or a pair of texts, got {shown(value)}", "inputs")
-    return _token_item(task, token_ids, num_first_tokens, place, max_tokens)
-
-
-def _token_item(
-    task: PredictionTask, token_ids: list[int], num_first_tokens: int, place: str, max_tokens: int
-) -> RunnerItem:
     if len(token_ids) > max_tokens:
         raise PromptTooLong(
             f"{place} has {len(token_ids)} tokens, more than the model's {max_tokens}: set truncate=True to cut it",

@@ -140,20 +140,6 @@ class Tokenizer:
         check_length(len(encoding))
         return list(encoding.ids)
 
-    def encode_batch(self, texts: Sequence[str], *, truncation: Truncation | None = None) -> list[list[int]]:
-        """Turn texts into token ids as `encode` does; other threads run meanwhile."""
-        if self._marian is not None:
-            return [self.encode(text, truncation=truncation) for text in texts]
-        for text in texts:
-            _check_text(text)
-        token_ids = [list(encoding.ids) for encoding in self._backend.encode_batch_fast(list(texts))]
-        if truncation is None:
-            return token_ids
-        return [
-            ids if len(ids) <= truncation.num_tokens else self._encode_truncated(text, True, truncation)
-            for text, ids in zip(texts, token_ids, strict=True)
-        ]
-
     def encode_pair(self, first: str, second: str, *, truncation: Truncation | None = None) -> EncodedPair:
         """Turn a pair of texts into token ids, with the special tokens that the tokenizer puts around a pair."""
         _check_text(first)

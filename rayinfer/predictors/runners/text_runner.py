@@ -43,8 +43,8 @@ class TextRunner:
         self.vocab_size = encoder.config.vocab_size
 
     @property
-    def computes_in_groups(self) -> bool:
-        """Whether all layers are one operation, whose threads take groups of texts that stay in their caches."""
+    def has_stack(self) -> bool:
+        """Whether all layers of the encoder run as one operation."""
         return self._encoder.has_stack
 
     @torch.inference_mode()

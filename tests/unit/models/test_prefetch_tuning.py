@@ -58,7 +58,7 @@ def test_what_was_measured_for_one_type_of_rows_is_not_used_for_another(tmp_path
     assert sorted(names) == ["bfloat16"] * 2 + ["float32"] * 2
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"a": "b"}'])
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"a": "b"}', "[" * 200_000])
 def test_a_file_that_cannot_be_read_is_measured_for_again(tmp_path, content):
     layers = model(LEAST_BYTES)
     tune_prefetch(layers, torch.bfloat16, CPU, tmp_path)
@@ -68,7 +68,7 @@ def test_a_file_that_cannot_be_read_is_measured_for_again(tmp_path, content):
     assert len([value for value in json.loads(record.read_text()).values() if value in (0, *DISTANCES)]) == 2
 
 
-@pytest.mark.parametrize("value", ["-64", "1e30", "NaN", "-Infinity", "0.5", "640"])
+@pytest.mark.parametrize("value", ["-64", "1e30", "9" * 400, "NaN", "-Infinity", "0.5", "640"])
 def test_a_distance_that_none_was_measured_with_is_the_default(tmp_path, value):
     layers = model(LEAST_BYTES)
     tune_prefetch(layers, torch.bfloat16, CPU, tmp_path)
@@ -102,6 +102,17 @@ def test_without_kernels_nothing_is_measured(tmp_path):
     assert distances(layers) == {(0, 0)}
     with pytest.raises(RuntimeError, match="no CPU kernels are configured: switched off"):
         rayinfer_kernels.time_products([layer.packed for layer in layers if layer.packed], 1, torch.bfloat16)
+
+
+def test_products_of_what_the_kernels_do_not_have_are_refused():
+    (first, _) = [layer.packed for layer in model(1 << 20) if layer.packed]
+    with pytest.raises(ValueError, match=r"rows are torch\.float32, and the weight is torch\.bfloat16"):
+        rayinfer_kernels.time_products([first], 1, torch.float32)
+    with pytest.raises(ValueError, match=r"2\^31"):
+        first.prefetch = ops.PrefetchDistances(1 << 31, 0)
+    first.move(lambda tensor: tensor.to("meta"))
+    with pytest.raises(ValueError, match="weights on meta"):
+        rayinfer_kernels.time_products([first], 1, torch.bfloat16)
 
 
 def test_products_one_after_the_other_take_longer_the_more_there_are():

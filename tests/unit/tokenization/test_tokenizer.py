@@ -8,7 +8,6 @@ from transformers import PreTrainedTokenizerFast
 
 from rayinfer.errors import InvalidParameter, ModelLoadError
 from rayinfer.tokenization.tokenizer import Tokenizer
-from rayinfer.tokenization.truncation import Truncation
 from support.tiny_models import tiny_tokenizers
 
 TEXTS = [
@@ -85,20 +84,6 @@ def test_other_threads_run_while_a_long_text_is_tokenized():
         rounds.append(1)
     thread.join()
     assert len(rounds) > 10
-
-
-@pytest.mark.parametrize("kind", sorted(tiny_tokenizers.MAKERS))
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_a_batch_of_texts_has_the_ids_of_each(kind, side):
-    tokenizer = Tokenizer(tiny_tokenizers.put_bos_in_front(tiny_tokenizers.MAKERS[kind]()))
-    assert tokenizer.encode_batch(TEXTS) == [tokenizer.encode(text) for text in TEXTS]
-    assert tokenizer.encode_batch([]) == []
-    for num_tokens in (1, 2, 5, 1000):
-        truncation = Truncation(num_tokens, side)
-        each = [tokenizer.encode(text, truncation=truncation) for text in TEXTS]
-        assert tokenizer.encode_batch(TEXTS, truncation=truncation) == each
-    with pytest.raises(InvalidParameter, match="U\\+D83D at position 2"):
-        tokenizer.encode_batch(["ab", "ab\ud83d"])
 
 
 def test_a_lone_surrogate_is_refused_with_its_place():

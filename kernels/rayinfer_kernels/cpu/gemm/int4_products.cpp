@@ -33,7 +33,7 @@ constexpr int64_t kStep = kVectors * kByteLanes;  // outputs of a tile
 // Each of a tile's sums is kept as an integer and as a float.
 constexpr int64_t kMostNarrowRows = kHasWideNumbers || kHas32Registers ? 4 : 2;
 constexpr int64_t kMostRows = kByteLanes < 16 ? kMostNarrowRows : RAYINFER_HAS_BYTE_DOTS ? 6 : 3;
-constexpr int64_t kAhead = 2 * kStreamAhead;  // where it was measured this was fastest
+constexpr int64_t kAhead = 6144;  // where it was measured this was fastest
 
 typedef uint8_t ScaleBytes __attribute__((vector_size(kByteLanes)));
 

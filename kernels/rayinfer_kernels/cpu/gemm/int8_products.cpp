@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kMostWideRows = kTileVectors < 4 ? 2 : kTileRows;
 constexpr int kVectorsPerPanel = kPanelWidth / kSimd;
 constexpr int64_t kQuadBytes = kPanelWidth * 4;
-constexpr int64_t kAheadOfPair = kStreamAhead / 2;  // of two panels that are read at once
+constexpr int64_t kAheadOfPair = 3072;  // of two panels that are read at once
 
 // Quads of four neighboring inputs become four columns of float32, or two of pairs of bfloat16.
 template <class E, int W>
