@@ -53,6 +53,19 @@ class StackShape:
     activation: str  # of the gate: silu or gelu_tanh
 
 
+@dataclass(frozen=True, slots=True)
+class OutputTokens:
+    """Tokens whose hidden states a step returns: the last ones of each request, as many as it has outputs."""
+
+    lines: torch.Tensor  # int64 [num_outputs], ascending, among the step's tokens
+    cu_seqlens: torch.Tensor  # int32 [num_requests + 1], cumulative numbers of the requests' outputs
+
+    @classmethod
+    def last_of_each(cls, cu_seqlens_q: torch.Tensor) -> "OutputTokens":
+        """Return each request's last token: each has one, by the cumulative numbers of the step's tokens."""
+        return cls(cu_seqlens_q[1:].long() - 1, torch.arange(len(cu_seqlens_q), device=cu_seqlens_q.device).int())
+
+
 class StepTensors(Protocol):
     """Positions, slot_mapping and block tables of a step's tokens, as in `ops.paged_attention` and `ops.write_kv`."""
 
@@ -84,6 +97,10 @@ class StepTensors(Protocol):
     def adapters(self) -> TokenSlots | None:
         """Each token's slot of an adapter; None where no token has one."""
 
+    @property
+    def outputs(self) -> OutputTokens | None:
+        """Tokens whose hidden states are returned; None: all."""
+
 
 class LayerStack(Protocol):
     """Layers that run as one operation, with references to their weights and caches."""
@@ -94,4 +111,7 @@ class LayerStack(Protocol):
         """Give each layer its pool of blocks, and all the rotary tables [max_positions, rotary_dim]."""
 
     def run(self, x: torch.Tensor, step: StepTensors) -> torch.Tensor:
-        """Embedded tokens [num_tokens, hidden_size] -> the same shape, behind the last norm; x may be lost."""
+        """Embedded tokens [num_tokens, hidden_size] -> [num_outputs, hidden_size], behind the last norm; x may be lost.
+
+        Without `outputs` these are all tokens.
+        """

@@ -19,7 +19,7 @@ from rayinfer_kernels.group_blocks import GroupedWeight, pack_groups
 from rayinfer_kernels.implementation import ArgmaxResult, RowMasks, SampledRows
 from rayinfer_kernels.int4_blocks import GROUP_SIZE
 from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache, kv_block_bytes
-from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, PackedLinear, StackShape
+from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, OutputTokens, PackedLinear, StackShape
 from rayinfer_kernels.low_rank import LowRank, LowRankPart, LowRankTable, TokenSlots, low_rank_part
 from rayinfer_kernels.packed_weight import (
     FEW_PREFETCH_ROWS,
@@ -62,6 +62,7 @@ __all__ = [
     "LowRankPart",
     "LowRankTable",
     "NormWeights",
+    "OutputTokens",
     "PackedLinear",
     "PackedWeight",
     "PrefetchDistances",

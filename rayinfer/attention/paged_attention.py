@@ -28,6 +28,11 @@ class AttentionBatch:
     num_decodes: int = 0  # so many of the first requests have one new token each; 0: unknown
     adapters: ops.TokenSlots | None = None  # each token's slot of an adapter; None: no token has one
     windows: WindowTables | None = None  # None: layers of all kinds have the same blocks
+    outputs: ops.OutputTokens | None = None  # tokens whose last hidden states are read; None: all
+
+    def output_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """x [num_tokens, width] -> the rows of the outputs, [num_outputs, width]."""
+        return x if self.outputs is None else x[self.outputs.lines]
 
 
 class PagedAttention(torch.nn.Module):

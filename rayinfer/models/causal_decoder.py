@@ -163,7 +163,7 @@ class CausalDecoder(torch.nn.Module, Shardable):
     def forward(
         self, token_ids: torch.Tensor, batch: AttentionBatch, hidden: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """token_ids [num_tokens] -> last hidden states [num_tokens, hidden_size]; see Decoder for `hidden`."""
+        """token_ids [num_tokens] -> last hidden states [num_outputs, hidden_size]; see Decoder."""
         x = self.embed(token_ids, batch) if hidden is None else hidden
         if self._stack is not None and (batch.adapters is None or self._stack.takes_adapters):
             return self._stack.run(x, batch)
@@ -180,7 +180,7 @@ class CausalDecoder(torch.nn.Module, Shardable):
             self.states_read = torch.cat([states[index] for index in self._read_before], -1)
         if not self._shard.coordinates.is_last_stage:
             return residual + x
-        out: torch.Tensor = self._norm.forward(x, residual)
+        out: torch.Tensor = self._norm.forward(batch.output_rows(x), batch.output_rows(residual))
         return out
 
     def _stacked_layers(self) -> ops.LayerStack | None:

@@ -57,9 +57,9 @@ class Decoder(Protocol):
     def forward(
         self, token_ids: torch.Tensor, batch: AttentionBatch, hidden: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """token_ids [num_tokens] -> last hidden states [num_tokens, hidden_size].
+        """token_ids [num_tokens] -> last hidden states [num_outputs, hidden_size], of `batch.outputs` or all tokens.
 
-        Of several stages, each but the first goes on from `hidden`, what the one before it returned.
+        Of several stages, each but the first goes on from `hidden`, what the one before it returned for all tokens.
         """
         ...
 

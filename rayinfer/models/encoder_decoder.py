@@ -176,15 +176,16 @@ class EncoderDecoder(torch.nn.Module, Shardable):
     def forward(
         self, token_ids: torch.Tensor, batch: AttentionBatch, hidden: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """token_ids [num_tokens] -> last hidden states [num_tokens, hidden_size]; see Decoder for `hidden`."""
+        """token_ids [num_tokens] -> last hidden states [num_outputs, hidden_size]; see Decoder."""
         assert self._sources is not None, "allocate the sources' blocks first"
         sources = self._sources.of(batch)
         x = self.embed(token_ids, batch.positions) if hidden is None else hidden
         for layer in self._decoder_layers:
             x = layer.forward(x, batch, sources)
-        if self.decoder_norm is not None and self._shard.coordinates.is_last_stage:
-            x = self.decoder_norm.forward(x)
-        return x
+        if not self._shard.coordinates.is_last_stage:
+            return x
+        x = batch.output_rows(x)
+        return x if self.decoder_norm is None else self.decoder_norm.forward(x)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [num_rows, hidden_size] -> [num_rows, vocab_size]."""

@@ -154,3 +154,15 @@ def test_layers_as_one_operation_add_the_terms_and_keep_the_bits_of_other_rows(i
             torch.testing.assert_close(mixed[rows].float(), expected, **STACK_TOLERANCES[dtype])
     else:
         assert not torch.equal(mixed[:9], plain[:9])
+
+
+@pytest.mark.parametrize("format", [None, WeightFormat.INT8_DYNAMIC], ids=str)
+def test_outputs_keep_their_adapters(isa_kernels, dtype, format):
+    model = RandomStack(StackCase(hidden=50, intermediate=41), dtype, dtype, format)
+    model.give_tables(partial(random_table, 2, dtype=dtype))
+    slots = TokenSlots(np.repeat([1, -1, 0], [9, 20, 3]), CPU)
+    step, x = replace(make_step([(0, 0, 9), (1, 0, 20), (2, 0, 3)]), adapters=slots), torch.randn(32, 50).to(dtype)
+    expected = model.packed(isa_kernels).run(x.clone(), step)
+    for counts in ((1, 1, 1), (0, 0, 2), (2, 0, 1)):
+        some = step.returning(counts)
+        assert torch.equal(model.packed(isa_kernels).run(x.clone(), some), expected[some.outputs.lines])

@@ -37,11 +37,12 @@ struct StackArgument {
 
 struct StepArgument {
     const void* x;  // [num_tokens, hidden_size]
-    void* out;      // likewise: the last norm of the sums
+    void* out;      // [num_outputs, hidden_size], the last norm of their sums
     const int64_t *positions, *slot_mapping;
     const int32_t *cu_seqlens_q, *seq_lens, *block_tables;
     const int32_t* adapter_slots;  // [num_tokens], -1: none; null: no token has an adapter
-    int64_t block_table_stride, num_tokens, num_requests, low_rank_width;
+    const int32_t* cu_outputs;     // [num_requests + 1], numbers of each request's last tokens; null: all are outputs
+    int64_t block_table_stride, num_tokens, num_requests, num_outputs, low_rank_width;
 };
 
 namespace {
@@ -57,6 +58,14 @@ void rms_norm(const float* x, const T* weight, int64_t width, float eps, float* 
     for (int64_t i = 0; i < width; i += kWidth)
         store(out + i, load(x + i, width - i) * factor * load(weight + i, width - i), width - i);
 }
+
+// Tokens that a layer computes, one after the other.
+struct LayerTokens {
+    int64_t count;
+    float *sums, *query;
+    int64_t query_stride;
+    const int32_t* adapter_slots;  // null: none has an adapter
+};
 
 // Half-split pairs: channel i is rotated with channel i + dim / 2.
 template <class T>
@@ -79,7 +88,10 @@ struct Workspace {
         AttentionTiles tiles;
     };
 
-    RowBuffer sums, heads, encoded, wide, scratch, low_rank;
+    RowBuffer sums, heads, encoded, wide, scratch, low_rank, output_sums, output_query;
+    std::vector<int64_t> output_lines;  // the outputs among the step's tokens
+    std::vector<int32_t> output_slots;
+    AttentionTiles output_tiles;
     std::vector<std::unique_ptr<TileWorker<E>>> workers;
     std::vector<std::unique_ptr<WindowTiles>> tiles;  // of each window that a layer has
     StageMemory stages;
@@ -98,8 +110,9 @@ class LayerStack {
             widest = std::max(widest, layer.gate_up->out_features);
         }
         widest = std::max(widest, query_width());
-        sums_ = workspace.sums.template rows<float>(step.num_tokens, stack.hidden_size);
-        heads_ = workspace.heads.template rows<float>(step.num_tokens, heads_width());
+        float* sums = workspace.sums.template rows<float>(step.num_tokens, stack.hidden_size);
+        float* heads = workspace.heads.template rows<float>(step.num_tokens, heads_width());
+        tokens_ = outputs_ = {step.num_tokens, sums, heads, heads_width(), step.adapter_slots};
         // Two inputs: a product reads one while it fills the other.
         encoded_[0] = (uint8_t*)workspace.encoded.at_least(2 * widest_row * step.num_tokens);
         encoded_[1] = encoded_[0] + widest_row * step.num_tokens;
@@ -110,6 +123,7 @@ class LayerStack {
         while ((int)workspace.workers.size() < num_threads)
             workspace.workers.push_back(std::make_unique<TileWorker<E>>());
         cut_tiles(num_threads);
+        if (step.cu_outputs != nullptr) find_outputs(num_threads);
         workspace.stages.begin(num_threads);
     }
 
@@ -118,8 +132,14 @@ class LayerStack {
         load_embeddings(team);
         for (int64_t i = 0; i < stack_.num_layers; ++i) {
             const LayerArgument& layer = stack_.layers[i];
-            attend(layer, team);
-            feed_forward(layer, team);
+            write_heads(layer, team);
+            // Nothing reads the last layer's results of other tokens.
+            const bool is_cut = i + 1 == stack_.num_layers && step_.cu_outputs != nullptr;
+            if (is_cut) keep_outputs(team);
+            const LayerTokens& tokens = is_cut ? outputs_ : tokens_;
+            if (tokens.count == 0) return;
+            attend(layer, tokens, is_cut ? workspace_.output_tiles : tiles_for(layer.window).tiles, team);
+            feed_forward(layer, tokens, team);
         }
         norm_results(team);
     }
@@ -128,15 +148,14 @@ class LayerStack {
     int64_t query_width() const { return stack_.num_heads * stack_.head_dim; }
     int64_t kv_width() const { return stack_.num_kv_heads * stack_.head_dim; }
     int64_t heads_width() const { return query_width() + 2 * kv_width(); }
-    float* sum(int64_t token) const { return sums_ + token * stack_.hidden_size; }
     float* scratch(ThreadRange thread) const { return scratch_ + thread.index * scratch_width_; }
 
     template <class Each>
-    void for_each_token(StageTeam& team, const Each& each) const {
-        const int64_t size = (step_.num_tokens - 1) / (kTokenUnitsPerThread * team.num_threads()) + 1;
-        const int64_t num_units = team.num_units(step_.num_tokens, size);
+    void for_each(int64_t count, StageTeam& team, const Each& each) const {
+        const int64_t size = (count - 1) / (kTokenUnitsPerThread * team.num_threads()) + 1;
+        const int64_t num_units = team.num_units(count, size);
         team.share(num_units, [&](int64_t unit) {
-            const Range tokens = ThreadRange{(int)unit, (int)num_units}.of(step_.num_tokens);
+            const Range tokens = ThreadRange{(int)unit, (int)num_units}.of(count);
             for (int64_t token = tokens.begin; token < tokens.end; ++token) each(token);
         });
     }
@@ -147,13 +166,13 @@ class LayerStack {
         team.wait();
     }
 
-    InputRows<T> input_of(const Weight& weight, int which) const {
+    InputRows<T> input_of(const Weight& weight, const LayerTokens& tokens, int which) const {
         const int64_t row_bytes = encoded_row_bytes<T>(weight.format, weight.in_features);
-        return {{encoded_[which], row_bytes, step_.num_tokens}, weight.format, weight.in_features};
+        return {{encoded_[which], row_bytes, tokens.count}, weight.format, weight.in_features};
     }
 
-    LowRankRows<T> terms_of(const LowRankAdapter* adapters) const {
-        return {adapters, step_.adapter_slots, low_rank_, step_.low_rank_width};
+    LowRankRows<T> terms_of(const LowRankAdapter* adapters, const LayerTokens& tokens) const {
+        return {adapters, tokens.adapter_slots, low_rank_, step_.low_rank_width};
     }
 
     void cut_tiles(int num_threads) {
@@ -162,11 +181,42 @@ class LayerStack {
             auto& each = tiles_for(stack_.layers[i].window);
             if (each.is_cut) continue;
             each.is_cut = true;
-            each.tiles.cut({step_.block_tables, step_.block_table_stride, step_.cu_seqlens_q, step_.seq_lens,
-                            step_.num_requests, stack_.num_heads, stack_.num_kv_heads, stack_.head_dim,
-                            stack_.block_size, each.window},
-                           num_threads);
+            each.tiles.cut(attention_step(step_.cu_seqlens_q, each.window), num_threads);
         }
+    }
+
+    AttentionStep attention_step(const int32_t* cu_seqlens_q, int64_t window) const {
+        return {step_.block_tables, step_.block_table_stride, cu_seqlens_q,      step_.seq_lens,    step_.num_requests,
+                stack_.num_heads,   stack_.num_kv_heads,      stack_.head_dim, stack_.block_size, window};
+    }
+
+    // Outputs are tokens of their own to the last layer's attention: the last ones of their requests.
+    void find_outputs(int num_threads) {
+        Workspace<E>& to = workspace_;
+        to.output_lines.clear();
+        to.output_slots.clear();
+        for (int64_t request = 0; request < step_.num_requests; ++request) {
+            const int64_t end = step_.cu_seqlens_q[request + 1];
+            for (int64_t i = step_.cu_outputs[request] - step_.cu_outputs[request + 1]; i < 0; ++i) {
+                to.output_lines.push_back(end + i);
+                if (step_.adapter_slots != nullptr) to.output_slots.push_back(step_.adapter_slots[end + i]);
+            }
+        }
+        outputs_ = {step_.num_outputs, to.output_sums.template rows<float>(step_.num_outputs, stack_.hidden_size),
+                    to.output_query.template rows<float>(step_.num_outputs, query_width()), query_width(),
+                    step_.adapter_slots == nullptr ? nullptr : to.output_slots.data()};
+        to.output_tiles.cut(attention_step(step_.cu_outputs, stack_.layers[stack_.num_layers - 1].window), num_threads);
+    }
+
+    void keep_outputs(StageTeam& team) {
+        if (outputs_.count == 0) return;
+        for_each(outputs_.count, team, [&](int64_t output) {
+            const int64_t line = workspace_.output_lines[output];
+            std::copy_n(tokens_.sums + line * stack_.hidden_size, stack_.hidden_size,
+                        outputs_.sums + output * stack_.hidden_size);
+            std::copy_n(tokens_.query + line * tokens_.query_stride, query_width(),
+                        outputs_.query + output * outputs_.query_stride);
+        });
     }
 
     typename Workspace<E>::WindowTiles& tiles_for(int64_t window) const {
@@ -178,24 +228,27 @@ class LayerStack {
     }
 
     void load_embeddings(StageTeam& team) {
-        for_each_token(team, [&](int64_t token) {
+        for_each(tokens_.count, team, [&](int64_t token) {
             const T* from = (const T*)step_.x + token * stack_.hidden_size;
+            float* to = tokens_.sums + token * stack_.hidden_size;
             for (int64_t i = 0; i < stack_.hidden_size; i += kWidth)
-                store(sum(token) + i, load(from + i, stack_.hidden_size - i), stack_.hidden_size - i);
+                store(to + i, load(from + i, stack_.hidden_size - i), stack_.hidden_size - i);
         });
     }
 
-    void norm_sums(const void* weight, const InputRows<T>& to, const LowRankRows<T>& low_rank, StageTeam& team) {
+    void norm_sums(const LayerTokens& tokens, const void* weight, const InputRows<T>& to,
+                   const LowRankRows<T>& low_rank, StageTeam& team) {
         float* normed = scratch(team.thread());
-        for_each_token(team, [&](int64_t token) {
-            rms_norm(sum(token), (const T*)weight, stack_.hidden_size, stack_.eps, normed);
+        for_each(tokens.count, team, [&](int64_t token) {
+            const float* sums = tokens.sums + token * stack_.hidden_size;
+            rms_norm(sums, (const T*)weight, stack_.hidden_size, stack_.eps, normed);
             low_rank.shrink(token, normed, stack_.hidden_size);
             to.encode(token, normed);
         });
     }
 
     void encode(const float* rows, const InputRows<T>& to, const LowRankRows<T>& low_rank, StageTeam& team) {
-        for_each_token(team, [&](int64_t token) {
+        for_each(to.rows.num_rows, team, [&](int64_t token) {
             low_rank.shrink(token, rows + token * to.width, to.width);
             to.encode(token, rows + token * to.width);
         });
@@ -205,36 +258,41 @@ class LayerStack {
     void shrink(const InputRows<T>& from, const LowRankRows<T>& low_rank, StageTeam& team) {
         if (low_rank.is_empty()) return;
         const StoreInRows<Plain<T>> numbers = from.numbers();
-        for_each_token(team, [&](int64_t token) {
+        for_each(from.rows.num_rows, team, [&](int64_t token) {
             low_rank.shrink(token, numbers.out + token * numbers.stride, from.width);
         });
     }
 
-    void attend(const LayerArgument& layer, StageTeam& team) {
-        const InputRows<T> normed = input_of(*layer.qkv, 0), attended = input_of(*layer.output, 1);
-        const LowRankRows<T> qkv_terms = terms_of(layer.qkv_adapters), output_terms = terms_of(layer.output_adapters);
-        norm_sums(layer.attention_norm, normed, qkv_terms, team);
-        multiply({*layer.qkv, (const T*)layer.qkv_bias, Activation::none, qkv_terms}, normed.rows, team,
-                 StoreInRows<float>{heads_, heads_width()});
-        const Cache<E> cache{(E*)layer.key,      (E*)layer.value,   layer.key_scales, layer.value_scales,
-                             stack_.num_kv_heads, stack_.block_size, stack_.padded_dim};
-        for_each_token(team, [&](int64_t token) { prepare_heads(layer, cache, token); });
+    // Queries of the step's tokens, and their keys and values into the cache.
+    void write_heads(const LayerArgument& layer, StageTeam& team) {
+        const InputRows<T> normed = input_of(*layer.qkv, tokens_, 0);
+        const LowRankRows<T> terms = terms_of(layer.qkv_adapters, tokens_);
+        norm_sums(tokens_, layer.attention_norm, normed, terms, team);
+        multiply({*layer.qkv, (const T*)layer.qkv_bias, Activation::none, terms}, normed.rows, team,
+                 StoreInRows<float>{tokens_.query, tokens_.query_stride});
+        const Cache<E> cache = cache_of(layer);
+        for_each(tokens_.count, team, [&](int64_t token) { prepare_heads(layer, cache, token); });
+    }
+
+    void attend(const LayerArgument& layer, const LayerTokens& tokens, AttentionTiles& tiles, StageTeam& team) {
+        const InputRows<T> attended = input_of(*layer.output, tokens, 1);
+        const LowRankRows<T> terms = terms_of(layer.output_adapters, tokens);
         if (attended.accepts_floats()) {
-            attend_to_cache(layer, cache, attended.numbers(), team);
-            shrink(attended, output_terms, team);
+            attend_to_cache(layer, tokens, tiles, attended.numbers(), team);
+            shrink(attended, terms, team);
         } else {
-            attend_to_cache(layer, cache, StoreInRows<float>{wide_, query_width()}, team);
-            encode(wide_, attended, output_terms, team);
+            attend_to_cache(layer, tokens, tiles, StoreInRows<float>{wide_, query_width()}, team);
+            encode(wide_, attended, terms, team);
         }
-        multiply({*layer.output, (const T*)layer.output_bias, Activation::none, output_terms}, attended.rows, team,
-                 AddToRows{sums_, stack_.hidden_size});
+        multiply({*layer.output, (const T*)layer.output_bias, Activation::none, terms}, attended.rows, team,
+                 AddToRows{tokens.sums, stack_.hidden_size});
     }
 
     template <class Put>
-    void attend_to_cache(const LayerArgument& layer, const Cache<E>& cache, const Put& put_rows, StageTeam& team) {
-        const AttentionLayer<E> attention{cache, stack_.scale, stack_.softcap, nullptr, 0, nullptr};
-        const Heads<float> query{heads_, heads_width(), stack_.head_dim};
-        AttentionTiles& tiles = tiles_for(layer.window).tiles;
+    void attend_to_cache(const LayerArgument& layer, const LayerTokens& tokens, AttentionTiles& tiles,
+                         const Put& put_rows, StageTeam& team) {
+        const AttentionLayer<E> attention{cache_of(layer), stack_.scale, stack_.softcap, nullptr, 0, nullptr};
+        const Heads<float> query{tokens.query, tokens.query_stride, stack_.head_dim};
         workspace_.workers[team.thread().index]->run(
             attention, query, tiles, team, [&](int64_t token, int64_t head, const float* row) {
                 for (int64_t d = 0; d < stack_.head_dim; d += kWidth)
@@ -243,10 +301,15 @@ class LayerStack {
         team.wait();
     }
 
+    Cache<E> cache_of(const LayerArgument& layer) const {
+        return {(E*)layer.key,       (E*)layer.value,   layer.key_scales, layer.value_scales,
+                stack_.num_kv_heads, stack_.block_size, stack_.padded_dim};
+    }
+
     // Norms over heads, rotation, and the new key and value into the cache.
     void prepare_heads(const LayerArgument& layer, const Cache<E>& cache, int64_t token) {
         const int64_t dim = stack_.head_dim, num_prepared = stack_.num_heads + stack_.num_kv_heads;
-        float* row = heads_ + token * heads_width();
+        float* row = tokens_.query + token * tokens_.query_stride;
         for (int64_t t = token; t < std::min(token + 2, step_.num_tokens); ++t)  // the next one's meanwhile, too
             for (int64_t head = 0; head < stack_.num_kv_heads; ++head) cache.fetch(step_.slot_mapping[t], head);
         const int64_t angle = step_.positions[token] * stack_.rotary_dim;
@@ -262,10 +325,11 @@ class LayerStack {
             cache.write(step_.slot_mapping[token], head, key + head * dim, value + head * dim, dim);
     }
 
-    void feed_forward(const LayerArgument& layer, StageTeam& team) {
-        const InputRows<T> normed = input_of(*layer.gate_up, 0), gated = input_of(*layer.down, 1);
-        const LowRankRows<T> gate_up_terms = terms_of(layer.gate_up_adapters), down_terms = terms_of(layer.down_adapters);
-        norm_sums(layer.feed_forward_norm, normed, gate_up_terms, team);
+    void feed_forward(const LayerArgument& layer, const LayerTokens& tokens, StageTeam& team) {
+        const InputRows<T> normed = input_of(*layer.gate_up, tokens, 0), gated = input_of(*layer.down, tokens, 1);
+        const LowRankRows<T> gate_up_terms = terms_of(layer.gate_up_adapters, tokens);
+        const LowRankRows<T> down_terms = terms_of(layer.down_adapters, tokens);
+        norm_sums(tokens, layer.feed_forward_norm, normed, gate_up_terms, team);
         const LinearLayer<T> gate_up{*layer.gate_up, (const T*)layer.gate_up_bias, (Activation)stack_.activation,
                                      gate_up_terms};
         if (gated.accepts_floats()) {
@@ -276,14 +340,14 @@ class LayerStack {
             encode(wide_, gated, down_terms, team);
         }
         multiply({*layer.down, (const T*)layer.down_bias, Activation::none, down_terms}, gated.rows, team,
-                 AddToRows{sums_, stack_.hidden_size});
+                 AddToRows{tokens.sums, stack_.hidden_size});
     }
 
     void norm_results(StageTeam& team) {
         const int64_t width = stack_.hidden_size;
         float* normed = scratch(team.thread());
-        for_each_token(team, [&](int64_t token) {
-            rms_norm(sum(token), (const T*)stack_.last_norm, width, stack_.eps, normed);
+        for_each(outputs_.count, team, [&](int64_t token) {
+            rms_norm(outputs_.sums + token * width, (const T*)stack_.last_norm, width, stack_.eps, normed);
             for (int64_t i = 0; i < width; i += kWidth)
                 store((T*)step_.out + token * width + i, load(normed + i, width - i), width - i);
         });
@@ -294,7 +358,8 @@ class LayerStack {
     const StackArgument& stack_;
     const StepArgument& step_;
     Workspace<E>& workspace_;
-    float *sums_, *heads_, *wide_, *scratch_, *low_rank_;
+    LayerTokens tokens_, outputs_;
+    float *wide_, *scratch_, *low_rank_;
     uint8_t* encoded_[2];
     int64_t scratch_width_;
 };

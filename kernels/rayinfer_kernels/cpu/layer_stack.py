@@ -18,7 +18,7 @@ from rayinfer_kernels.cpu.arguments import (
     dense_last,
 )
 from rayinfer_kernels.kv_cache import KVCache
-from rayinfer_kernels.layer_stack import LayerWeights, StackShape, StepTensors
+from rayinfer_kernels.layer_stack import LayerWeights, OutputTokens, StackShape, StepTensors
 from rayinfer_kernels.low_rank import AdapterArgument
 from rayinfer_kernels.packed_weight import PackedWeight, WeightArgument
 
@@ -58,8 +58,9 @@ class StepArgument(ctypes.Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("x", "out", "positions", "slot_mapping", "cu_seqlens_q", "seq_lens")),
-        *((name, c_void_p) for name in ("block_tables", "adapter_slots")),
-        *((name, c_int64) for name in ("block_table_stride", "num_tokens", "num_requests", "low_rank_width")),
+        *((name, c_void_p) for name in ("block_tables", "adapter_slots", "cu_outputs")),
+        *((name, c_int64) for name in ("block_table_stride", "num_tokens", "num_requests", "num_outputs")),
+        ("low_rank_width", c_int64),
     )
 
 
@@ -145,11 +146,13 @@ class CpuLayerStack:
         cu_seqlens_q, seq_lens = _int32(step.cu_seqlens_q), _int32(step.seq_lens)
         block_tables = _int32(step.block_tables)
         self._checks.check_requests(block_tables, cu_seqlens_q, seq_lens, len(x), self._cache, self._window)
-        out = torch.empty_like(x)
+        cu_outputs = None if step.outputs is None else _checked_outputs(step.outputs, cu_seqlens_q)
+        out = x.new_empty(len(x) if step.outputs is None else len(step.outputs.lines), x.shape[1])
         pointers = (x, out, positions, slot_mapping, cu_seqlens_q, seq_lens, block_tables)
         slots, low_rank_width = self._adapter_arguments(step, len(x))
-        sizes = (block_tables.shape[1], len(x), len(seq_lens), low_rank_width)
-        argument = StepArgument(*(tensor.data_ptr() for tensor in pointers), slots, *sizes)
+        optional = (slots, None if cu_outputs is None else cu_outputs.data_ptr())
+        sizes = (block_tables.shape[1], len(x), len(seq_lens), len(out), low_rank_width)
+        argument = StepArgument(*(tensor.data_ptr() for tensor in pointers), *optional, *sizes)
         self._run_layers(self._stack, argument, torch.get_num_threads())
         return out
 
@@ -197,6 +200,17 @@ def _check_layer(layer: LayerWeights, shape: StackShape, dtype: torch.dtype) -> 
         check_vector(name, getattr(layer, name), width, dtype)
     for name in ("query_norm", "key_norm"):
         check_vector(name, getattr(layer, name), shape.head_dim, dtype)
+
+
+def _checked_outputs(outputs: OutputTokens, cu_seqlens_q: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of the requests' outputs, from the first on; raises ValueError for more than their tokens."""
+    cu_outputs = _int32(outputs.cu_seqlens)
+    check_shape("the outputs' cu_seqlens", cu_outputs, len(cu_seqlens_q))
+    counts = cu_outputs.diff()
+    is_whole = cu_outputs[0] == 0 and cu_outputs[-1] == len(outputs.lines)
+    if not is_whole or (counts < 0).any() or (counts > cu_seqlens_q.diff()).any():
+        raise ValueError(f"outputs {cu_outputs.tolist()} do not fit the tokens {cu_seqlens_q.tolist()}")
+    return cu_outputs
 
 
 def _int32(tensor: torch.Tensor) -> torch.Tensor:

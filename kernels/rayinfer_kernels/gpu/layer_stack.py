@@ -53,9 +53,11 @@ class GpuLayerStack:
         """See LayerStack."""
         if not self._caches:
             raise ValueError("bind the KV caches before running the layers")
-        if is_skinny(x):
-            return self._run_skinny(x.contiguous(), step)
-        eps, residual, added = self._shape.eps, x.contiguous(), None
+        x = self._run_skinny(x.contiguous(), step) if is_skinny(x) else self._run_wide(x.contiguous(), step)
+        return x if step.outputs is None else x[step.outputs.lines]
+
+    def _run_wide(self, residual: torch.Tensor, step: StepTensors) -> torch.Tensor:
+        eps, added = self._shape.eps, None
         for layer, cache in zip(self._layers, self._caches, strict=True):
             # Nothing was added to the sum before the first layer.
             norm = layer.attention_norm

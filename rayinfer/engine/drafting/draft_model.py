@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from rayinfer.engine.drafting.draft_batch import attention_batch
 from rayinfer.engine.drafting.draft_rows import DraftRows
 from rayinfer.engine.drafting.drafter import DraftRow
 from rayinfer.models.decoder import Decoder
+from rayinfer_kernels import ops
 
 _logger = logging.getLogger(__name__)
 
@@ -125,7 +126,8 @@ class DraftModel:
             np.array([part.start for part in parts]),
             np.array([len(part.token_ids) for part in parts]),
         )
-        hidden = decoder.forward(torch.from_numpy(token_ids), batch)
-        logits = decoder.logits(hidden[batch.cu_seqlens_q[1:].long() - 1])
+        if len(token_ids) > len(parts):
+            batch = replace(batch, outputs=ops.OutputTokens.last_of_each(batch.cu_seqlens_q))
+        logits = decoder.logits(decoder.forward(torch.from_numpy(token_ids), batch))
         likeliest: list[int] = logits[:, : self._vocab_size].argmax(dim=-1).tolist()
         return likeliest

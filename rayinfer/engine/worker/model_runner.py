@@ -114,11 +114,12 @@ class ModelRunner:
         decoder = self.decoder
         assert decoder is not None, "a step without a model"
         images, adapters = self._row_images.in_step(plan), self._token_slots(plan)
-        needs_no_more = images is None and adapters is None and not self._prompt_scorer.scores(plan)
+        scores_prompts = self._prompt_scorer.scores(plan)
+        needs_no_more = images is None and adapters is None and not scores_prompts
         placed = self._placed(decoder, plan)
         if self._graphs is not None and self._graphs.fits(plan) and needs_no_more:
             return self._replay(self._graphs, placed)
-        inputs = upload_plan(placed, self._upload, adapters)
+        inputs = upload_plan(placed, self._upload, adapters, returns_all=scores_prompts)
         hidden = self._hidden(decoder, plan, inputs, images)
         if self.on_states is not None and isinstance(decoder, CausalDecoder) and decoder.states_read is not None:
             self.on_states(plan, decoder.states_read)
@@ -128,7 +129,7 @@ class ModelRunner:
         prompt_logprobs = self._prompt_scorer.score(plan, hidden, decoder.logits)
         if not plan.samples.any():
             return PendingSample(HostCopies(self._no_tokens), 0, prompt_logprobs=prompt_logprobs)
-        if inputs.sampled_lines is not None:
+        if inputs.sampled_lines is not None and inputs.batch.outputs is None:
             hidden = hidden[inputs.sampled_lines]
         logits = decoder.logits(hidden)  # computed by all ranks of the stage
         if not self._stage.samples:

@@ -24,8 +24,13 @@ class StepInputs:
     sampled_lines: torch.Tensor | None
 
 
-def upload_plan(plan: StepPlan, upload: Upload, adapters: ops.TokenSlots | None = None) -> StepInputs:
-    """Copy a plan to the device; `adapters` are its tokens' slots, if some have an adapter."""
+def upload_plan(
+    plan: StepPlan, upload: Upload, adapters: ops.TokenSlots | None = None, *, returns_all: bool = False
+) -> StepInputs:
+    """Copy a plan to the device; `adapters` are its tokens' slots, if some have an adapter.
+
+    `returns_all`: hidden states are read of all tokens, not only of those that are sampled behind.
+    """
     arrays: list[np.ndarray] = [
         plan.token_ids,
         plan.positions,
@@ -45,13 +50,20 @@ def upload_plan(plan: StepPlan, upload: Upload, adapters: ops.TokenSlots | None 
         arrays.append(uses_last_sampled)
     sampling = np.flatnonzero(plan.samples)
     all_sample = len(sampling) == plan.num_tokens  # each request has one token then
+    has_outputs = False
     if not all_sample:
-        arrays += [plan.rows[sampling], sampled_lines(plan, sampling)]
+        lines = sampled_lines(plan, sampling)
+        has_outputs = not returns_all and len(lines) < plan.num_tokens
+        arrays += [plan.rows[sampling], lines, *([_cu_outputs(plan)] if has_outputs else [])]
     token_ids, positions, slot_mapping, cu_seqlens_q, seq_lens, block_tables, *others = upload.send(arrays)
     windows = None
     if has_windows:
         windows, others = WindowTables(*others[:2]), others[2:]
     rows, *others = others
+    outputs = None
+    if has_outputs:
+        *others, cu_outputs = others
+        outputs = ops.OutputTokens(others[-1], cu_outputs)
     return StepInputs(
         token_ids=token_ids,
         batch=AttentionBatch(
@@ -59,6 +71,7 @@ def upload_plan(plan: StepPlan, upload: Upload, adapters: ops.TokenSlots | None 
             len(plan.rows) if all_sample else num_decodes(plan.cu_seqlens_q),
             adapters,
             windows,
+            outputs,
         ),
         rows=rows,
         uses_last_sampled=None if uses_last_sampled is None else others[0],
@@ -75,6 +88,14 @@ def sampled_lines(plan: StepPlan, sampling: np.ndarray) -> np.ndarray:
     counts = plan.num_drafts[sampling].astype(np.int64) + 1
     lines: np.ndarray = np.arange(counts.sum()) + np.repeat(lasts + 1 - counts.cumsum(), counts)
     return lines
+
+
+def _cu_outputs(plan: StepPlan) -> np.ndarray:
+    """Add up the numbers of tokens behind which each request gets new ones, from 0 on: int32 [num_requests + 1]."""
+    counts = plan.samples.astype(np.int32)
+    if plan.num_drafts is not None:
+        counts *= plan.num_drafts + 1
+    return np.concatenate(([0], counts.cumsum())).astype(np.int32)
 
 
 def num_decodes(cu_seqlens_q: np.ndarray) -> int:

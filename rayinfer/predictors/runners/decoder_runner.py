@@ -1,6 +1,7 @@
 """Runner of decoders that are embedded with, as Qwen3-Embedding, over a KV cache of one batch."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -56,10 +57,14 @@ class DecoderRunner:
         order = order_by_length(batch)
         items = [batch[index] for index in order]
         texts = text_batch(items, self._device)
+        attention_batch, lengths = self._attention_batch(texts.positions, texts.lengths), texts.lengths
+        if self._embedding.pooling == "last" and all(item.task == "embed" for item in items):
+            outputs = ops.OutputTokens.last_of_each(attention_batch.cu_seqlens_q)
+            attention_batch, lengths = replace(attention_batch, outputs=outputs), [1] * len(items)
         with pinned(self._cores):
-            hidden = self._decoder.forward(texts.token_ids, self._attention_batch(texts.positions, texts.lengths))
-            vectors = list(self._embedding.forward(hidden, texts.lengths))
-        tokens = split_tokens(hidden, texts.lengths)
+            hidden = self._decoder.forward(texts.token_ids, attention_batch)
+            vectors = list(self._embedding.forward(hidden, lengths))
+        tokens = split_tokens(hidden, lengths)
         results: list[RunnerResult] = [np.empty(0, dtype=np.float32)] * len(batch)
         for place, index in enumerate(order):
             numbers = vectors[place] if items[place].task == "embed" else tokens[place]

@@ -71,8 +71,8 @@ struct StepArgument {
     const void* x;
     void* out;
     const int64_t *positions, *slot_mapping;
-    const int32_t *cu_seqlens_q, *seq_lens, *block_tables, *adapter_slots;
-    int64_t block_table_stride, num_tokens, num_requests, low_rank_width;
+    const int32_t *cu_seqlens_q, *seq_lens, *block_tables, *adapter_slots, *cu_outputs;
+    int64_t block_table_stride, num_tokens, num_requests, num_outputs, low_rank_width;
 };
 
 struct NormArgument {

@@ -108,7 +108,8 @@ struct Stack {
             }
     }
 
-    std::vector<T> run(const Step& some, int64_t first_token, int num_threads) {
+    // `cu_outputs`: of each request's last tokens that are returned; null: all are.
+    std::vector<T> run(const Step& some, int64_t first_token, int num_threads, const int32_t* cu_outputs = nullptr) {
         std::vector<LayerArgument> arguments;
         for (size_t i = 0; i < layers.size(); ++i) {
             LayerArgument layer = layers[i].argument();
@@ -133,7 +134,8 @@ struct Stack {
                                      0.0f,
                                      (int32_t)Activation::silu};
         const auto slots = some.slots(false);
-        std::vector<T> out((size_t)(some.num_tokens() * kHidden));
+        const int64_t num_outputs = cu_outputs == nullptr ? some.num_tokens() : cu_outputs[some.requests.size()];
+        std::vector<T> out((size_t)(num_outputs * kHidden));
         const StepArgument argument = {&x[(size_t)(first_token * kHidden)],
                                        out.data(),
                                        &positions[(size_t)first_token],
@@ -142,9 +144,11 @@ struct Stack {
                                        some.seq_lens.data(),
                                        some.block_tables.data(),
                                        nullptr,
+                                       cu_outputs,
                                        some.num_columns,
                                        some.num_tokens(),
                                        (int64_t)some.requests.size(),
+                                       num_outputs,
                                        0};
         kernel::run_layers<T>(&stack, &argument, num_threads);
         return out;
@@ -208,6 +212,12 @@ void test_stack(Format format, double tolerance) {
     const auto all = stack.run(stack.step, 0, 1), again = stack.run(stack.step, 0, 2);
     check_near(what, all.data(), expected);
     check_same_bits(what + ", two threads", again.data(), all.data(), (int64_t)all.size());
+    const int32_t cu_outputs[] = {0, 1, 1, 3, 4};  // lines 32, 39, 40 and 60
+    const auto outputs = stack.run(stack.step, 0, 2, cu_outputs);
+    const int64_t lines[] = {32, 39, 40, 60};
+    for (int64_t i = 0; i < 4; ++i)
+        check_same_bits(what + ", output " + std::to_string(i), &outputs[(size_t)(i * kHidden)],
+                        &all[(size_t)(lines[i] * kHidden)], kHidden);
     for (size_t r = 0; r < stack.step.requests.size(); ++r) {
         const int64_t first = stack.step.cu_seqlens_q[r];
         const auto one = stack.run(stack.step.alone(r), first, 1 + (int)r % 2);

@@ -56,6 +56,17 @@ def test_layers_of_eight_bits_with_a_cache_of_eight_bits_lose_little(device):
         assert 0.005 < (error.norm() / expected.norm()).item() < 0.12
 
 
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+def test_outputs_are_those_among_all_tokens(device, dtype):
+    model = RandomStack(WITH_BIASES, dtype, dtype)
+    whole, cut = (model.on_gpu(device, lambda weight, is_gated: weight) for _ in range(2))
+    for spans, counts in ((SPANS[0], (2,)), (SPANS[1], (0, 1)), (SPANS[2], (0, 0))):
+        step = make_step(spans)
+        x, some = torch.randn(len(step.positions), WITH_BIASES.hidden).to(dtype), step.returning(counts)
+        expected = whole.run(x.to(device, copy=True), on(device, step)).cpu()[some.outputs.lines]
+        assert torch.equal(cut.run(x.to(device, copy=True), on(device, some)).cpu(), expected)
+
+
 def test_a_stack_says_what_it_lacks(device):
     case = StackCase()
     stack = RandomStack(case, torch.float32, torch.float32).on_gpu(device, lambda weight, is_gated: weight)

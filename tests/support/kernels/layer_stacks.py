@@ -13,7 +13,7 @@ from rayinfer_kernels.cpu.kernels import CpuKernels
 from rayinfer_kernels.gpu.layer_stack import GpuLayerStack
 from rayinfer_kernels.gpu.paged_cache import allocate_paged_cache
 from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache
-from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, PackedLinear, StackShape
+from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, OutputTokens, PackedLinear, StackShape
 from rayinfer_kernels.low_rank import LowRankTable, TokenSlots
 from rayinfer_kernels.packed_weight import PackedWeight, WeightFormat, pack
 from rayinfer_kernels.quantized_weight import QuantizedWeight, pack_quantized, quantize
@@ -57,11 +57,22 @@ class Step:
     block_tables: torch.Tensor
     num_decodes: int = 0
     adapters: TokenSlots | None = None
+    outputs: OutputTokens | None = None
 
     def on(self, device: torch.device) -> "Step":
         """The same on another device."""
         tensors = {name: each.to(device) for name, each in vars(self).items() if isinstance(each, torch.Tensor)}
-        return replace(self, **tensors)
+        outputs = None
+        if self.outputs is not None:
+            outputs = OutputTokens(self.outputs.lines.to(device), self.outputs.cu_seqlens.to(device))
+        return replace(self, **tensors, outputs=outputs)
+
+    def returning(self, counts: Sequence[int]) -> "Step":
+        """The same that returns so many of each request's last tokens."""
+        ends = self.cu_seqlens_q[1:].tolist()
+        lines = [line for end, count in zip(ends, counts, strict=True) for line in range(end - count, end)]
+        cu_seqlens = torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32)
+        return replace(self, outputs=OutputTokens(torch.tensor(lines, dtype=torch.int64), cu_seqlens))
 
 
 def make_step(spans: Sequence[tuple[int, int, int]]) -> Step:

@@ -25,7 +25,7 @@ class NextToken:
         assert len(batch.positions) == len(batch.slot_mapping) == len(token_ids) == batch.cu_seqlens_q[-1]
         assert len(batch.rows) == len(batch.seq_lens) == len(batch.block_tables) == len(batch.cu_seqlens_q) - 1
         self.shapes.append(StepShape(len(batch.rows), len(token_ids)))
-        return token_ids[:, None].float()
+        return batch.output_rows(token_ids[:, None].float())
 
     def logits(self, hidden):
         self.num_logits.append(len(hidden))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from rayinfer.engine.worker.step_inputs import FutureTokens, num_decodes, upload_plan
 from rayinfer.engine.worker.step_upload import StepUpload
@@ -68,6 +69,25 @@ def test_of_prompts_the_last_tokens_are_sampled():
     inputs = upload_plan(plan([3, 2, 1], [True, False, True]), StepUpload(CPU))
     assert inputs.sampled_rows.tolist() == [2, 0]
     assert inputs.sampled_lines.tolist() == [2, 5]
+
+
+def test_hidden_states_are_returned_of_the_tokens_that_are_sampled_behind():
+    prompts = plan([3, 2, 1], [True, False, True])
+    outputs = upload_plan(prompts, StepUpload(CPU)).batch.outputs
+    assert (outputs.lines.tolist(), outputs.cu_seqlens.tolist()) == ([2, 5], [0, 1, 1, 2])
+    chunks = upload_plan(plan([3, 2], [False, False]), StepUpload(CPU)).batch.outputs
+    assert (chunks.lines.tolist(), chunks.cu_seqlens.tolist()) == ([], [0, 0, 0])
+    with_drafts = structs.replace(prompts, num_drafts=np.array([1, 1, 0], np.int32))
+    outputs = upload_plan(with_drafts, StepUpload(CPU)).batch.outputs
+    assert (outputs.lines.tolist(), outputs.cu_seqlens.tolist()) == ([1, 2, 5], [0, 2, 2, 3])
+
+
+def test_hidden_states_are_returned_of_all_tokens_where_they_are_read_or_sampled_behind():
+    assert upload_plan(plan([1, 1], [True] * 2), StepUpload(CPU)).batch.outputs is None
+    all_drafts = structs.replace(plan([3, 1], [True] * 2), num_drafts=np.array([2, 0], np.int32))
+    assert upload_plan(all_drafts, StepUpload(CPU)).batch.outputs is None
+    read = upload_plan(plan([3, 2], [True, False]), StepUpload(CPU), returns_all=True)
+    assert (read.batch.outputs, read.sampled_lines.tolist()) == (None, [2])
 
 
 def test_a_row_goes_on_from_the_token_that_it_got_last():
