@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 
 from rayinfer_kernels.layer_stack import PackedLinear
+
+StackPooling = Literal["mean", "cls", "last"]
 
 
 class NormWeights(NamedTuple):
@@ -69,8 +71,11 @@ class EncoderStack(Protocol):
         """x [num_tokens, hidden_size] of texts of these lengths, one after the other, -> the same shape."""
         ...
 
-    def run_tokens(self, tokens: TokenRows, lengths: Sequence[int], *, are_pooled: bool) -> torch.Tensor:
+    def run_tokens(
+        self, tokens: TokenRows, lengths: Sequence[int], pooling: StackPooling | None = None
+    ) -> torch.Tensor:
         """Run the layers on the tokens' embeddings -> [num_tokens, hidden_size].
 
-        With `are_pooled` each text's mean over its tokens, [num_texts, hidden_size].
+        With a pooling each text's mean over its tokens, or its first or last token: [num_texts, hidden_size]. The last
+        layer computes no more than that token then, with the same bits; each text must have one.
         """

@@ -66,15 +66,39 @@ def test_embeddings_and_means_equal_the_plainest_torch(isa_kernels, dtype, case,
     stack, plain = (each.encoder_stack(*weights, embeddings) for each in (isa_kernels, reference))
     for lengths in ([1], [300], [5, 33, 1, 64, 65], [17] * 40, []):
         tokens = random_tokens(lengths)
-        found = stack.run_tokens(tokens, lengths, are_pooled=False)
+        found = stack.run_tokens(tokens, lengths)
         assert found.dtype == dtype
         if lengths:
-            expected = plain.run_tokens(tokens, lengths, are_pooled=False)
+            expected = plain.run_tokens(tokens, lengths)
             torch.testing.assert_close(found.float(), expected.float(), **TOLERANCES[dtype])
-        means = stack.run_tokens(tokens, lengths, are_pooled=True)
+        means = stack.run_tokens(tokens, lengths, "mean")
         assert means.shape == (len(lengths), case.hidden)
         for mean, text in zip(means.float(), found.float().split(lengths), strict=True):
             torch.testing.assert_close(mean, text.mean(0), **TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("format", [None, WeightFormat.INT8_DYNAMIC], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_picked_tokens_have_the_same_bits_as_among_all(isa_kernels, dtype, case, format):
+    embeddings = random_embeddings(case, dtype, has_all=True)
+    stack = isa_kernels.encoder_stack(*random_encoder(case, dtype, format), embeddings)
+    for lengths in ([1], [300], [5, 33, 1, 64, 65], [17] * 40):
+        tokens = random_tokens(lengths)
+        texts = stack.run_tokens(tokens, lengths).split(lengths)
+        for num_threads in (1, 3):
+            torch.set_num_threads(num_threads)
+            for pooling, place in (("cls", 0), ("last", -1)):
+                picked = stack.run_tokens(tokens, lengths, pooling)
+                assert torch.equal(picked, torch.stack([text[place] for text in texts]))
+
+
+@pytest.mark.parametrize("pooling", ["cls", "last"])
+def test_nothing_is_picked_of_a_text_without_tokens(kernels, dtype, pooling):
+    embeddings = random_embeddings(CASES[0], dtype, has_all=True)
+    stack = kernels.encoder_stack(*random_encoder(CASES[0], dtype), embeddings)
+    with pytest.raises(ValueError, match="without tokens"):
+        stack.run_tokens(random_tokens([3]), [3, 0], pooling)
+    assert stack.run_tokens(random_tokens([]), [], pooling).shape == (0, 48)
 
 
 def test_a_mean_has_the_same_bits_alone_and_in_any_batch(isa_kernels, dtype):
@@ -82,11 +106,11 @@ def test_a_mean_has_the_same_bits_alone_and_in_any_batch(isa_kernels, dtype):
     stack = isa_kernels.encoder_stack(*random_encoder(case, dtype), random_embeddings(case, dtype))
     lengths = [5, 33, 1, 64, 65, *[17] * 40, 300]
     tokens = random_tokens(lengths)
-    expected = stack.run_tokens(tokens, lengths, are_pooled=True)
+    expected = stack.run_tokens(tokens, lengths, "mean")
     for num_threads in (1, 3):
         torch.set_num_threads(num_threads)
         for index, rows in enumerate(zip(*(each.split(lengths) for each in tokens), strict=True)):
-            mean = stack.run_tokens(TokenRows(*rows), [len(rows[0])], are_pooled=True)
+            mean = stack.run_tokens(TokenRows(*rows), [len(rows[0])], "mean")
             assert torch.equal(mean[0], expected[index])
 
 
@@ -98,11 +122,11 @@ def test_tokens_outside_of_the_tables_are_refused(kernels):
     for name, row in (("ids", 50), ("ids", -1), ("types", 2), ("positions", 400)):
         wrong = tokens._replace(**{name: torch.tensor([0, row, 0])})
         with pytest.raises(IndexError, match="outside"):
-            stack.run_tokens(wrong, [3], are_pooled=True)
+            stack.run_tokens(wrong, [3], "mean")
     with pytest.raises(ValueError, match="token_types must be"):
-        stack.run_tokens(tokens._replace(types=torch.zeros(2, dtype=torch.int64)), [3], are_pooled=True)
+        stack.run_tokens(tokens._replace(types=torch.zeros(2, dtype=torch.int64)), [3], "mean")
     with pytest.raises(ValueError, match="no embeddings"):
-        kernels.encoder_stack(*weights).run_tokens(tokens, [3], are_pooled=True)
+        kernels.encoder_stack(*weights).run_tokens(tokens, [3], "mean")
     with pytest.raises(ValueError, match="table of positions"):
         kernels.encoder_stack(*weights, replace(embeddings, positions=torch.zeros(3, 47)))
 

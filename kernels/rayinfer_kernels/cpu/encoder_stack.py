@@ -14,6 +14,7 @@ from rayinfer_kernels.encoder_stack import (
     EncoderLayerWeights,
     EncoderStackShape,
     NormWeights,
+    StackPooling,
     TokenRows,
 )
 from rayinfer_kernels.layer_stack import PackedLinear
@@ -21,6 +22,7 @@ from rayinfer_kernels.packed_weight import PackedWeight, WeightArgument
 
 _WEIGHT = ctypes.POINTER(WeightArgument)
 _LINEARS = ("qkv", "output", "up", "down")
+_POOLINGS: dict[StackPooling | None, int] = {None: 0, "mean": 1, "cls": 2, "last": 3}  # as in encoder_arguments.h
 
 
 class NormArgument(ctypes.Structure):
@@ -79,7 +81,7 @@ class TextsArgument(ctypes.Structure):
         ("x", c_void_p),
         *((name, c_void_p) for name in ("token_ids", "token_types", "positions", "out", "starts")),
         ("num_texts", c_int64),
-        ("are_pooled", c_int32),
+        ("pooling", c_int32),
     )
 
 
@@ -130,11 +132,15 @@ class CpuEncoderStack:
         check_shape("x", x, len(x), self._encoder.hidden_size)
         return self._run(TextsArgument(x=x.data_ptr()), len(x), lengths)
 
-    def run_tokens(self, tokens: TokenRows, lengths: Sequence[int], *, are_pooled: bool) -> torch.Tensor:
+    def run_tokens(
+        self, tokens: TokenRows, lengths: Sequence[int], pooling: StackPooling | None = None
+    ) -> torch.Tensor:
         """See EncoderStack."""
         if self._embeddings is None:
             raise ValueError("this encoder has no embeddings")
-        tables, texts = self._embeddings, TextsArgument(are_pooled=are_pooled)
+        if pooling in ("cls", "last") and 0 in lengths:
+            raise ValueError(f"a text without tokens has none for the pooling {pooling!r}")
+        tables, texts = self._embeddings, TextsArgument(pooling=_POOLINGS[pooling])
         kept = []
         for name, rows, table in (
             ("token_ids", tokens.ids, tables.tokens),
@@ -150,7 +156,7 @@ class CpuEncoderStack:
     def _run(self, texts: TextsArgument, num_tokens: int, lengths: Sequence[int]) -> torch.Tensor:
         starts = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
         starts = self._checks.group_starts(starts, len(lengths), num_tokens)
-        num_rows = len(lengths) if texts.are_pooled else num_tokens
+        num_rows = len(lengths) if texts.pooling else num_tokens
         out = torch.empty((num_rows, self._encoder.hidden_size), dtype=self._dtype)
         texts.out, texts.starts, texts.num_texts = out.data_ptr(), starts.data_ptr(), len(lengths)
         self._run_encoder(self._encoder, texts, torch.get_num_threads())

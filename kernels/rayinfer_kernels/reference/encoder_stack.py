@@ -12,6 +12,7 @@ from rayinfer_kernels.encoder_stack import (
     EncoderStack,
     EncoderStackShape,
     NormWeights,
+    StackPooling,
     TokenRows,
 )
 from rayinfer_kernels.layer_stack import PackedLinear
@@ -21,6 +22,10 @@ from rayinfer_kernels.reference.linear import packed_linear
 
 _ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
     {"gelu": gelu, "gelu_tanh": gelu_tanh, "relu": torch.relu, "silu": F.silu}
+)
+
+_POOLINGS: Mapping[StackPooling, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
+    {"mean": lambda text: text.mean(0), "cls": lambda text: text[0], "last": lambda text: text[-1]}
 )
 
 
@@ -51,7 +56,9 @@ class TorchEncoderStack:
         """See EncoderStack."""
         return self._run_layers(x.float(), lengths).to(x.dtype)
 
-    def run_tokens(self, tokens: TokenRows, lengths: Sequence[int], *, are_pooled: bool) -> torch.Tensor:
+    def run_tokens(
+        self, tokens: TokenRows, lengths: Sequence[int], pooling: StackPooling | None = None
+    ) -> torch.Tensor:
         """See EncoderStack."""
         tables = self._embeddings
         assert tables is not None, "it has no embeddings"
@@ -61,8 +68,8 @@ class TorchEncoderStack:
         if tables.positions is not None:
             sums = sums + tables.positions[tokens.positions].float()
         found = self._run_layers(self._norm(sums, tables.norm), lengths)
-        if are_pooled:
-            found = torch.stack([text.mean(0) for text in torch.split(found, list(lengths))])
+        if pooling is not None:
+            found = torch.stack([_POOLINGS[pooling](text) for text in torch.split(found, list(lengths))])
         return found.to(tables.tokens.dtype)
 
     def _run_layers(self, sums: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:

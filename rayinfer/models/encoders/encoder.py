@@ -12,7 +12,7 @@ from rayinfer.layers.rotary_embedding import RotaryEmbedding
 from rayinfer.models.encoder_decoder import EncoderLayer
 from rayinfer.models.encoders.encoder_config import EncoderConfig
 from rayinfer.models.encoders.heads import Head
-from rayinfer.models.encoders.pooling import pool
+from rayinfer.models.encoders.pooling import Pooling, pool
 from rayinfer_kernels import ops
 
 # Tensors of checkpoints that no encoder has a use for: heads of other tasks, and tables.
@@ -98,7 +98,7 @@ class Encoder(torch.nn.Module):
     def forward(self, batch: TextBatch) -> torch.Tensor:
         """Compute the last hidden states [num_tokens, hidden_size]."""
         if self._stack is not None:
-            return self._stack.run_tokens(self._rows(batch), batch.lengths, are_pooled=False)
+            return self._stack.run_tokens(self._rows(batch), batch.lengths)
         rows = self._rows(batch)
         x = self.embed_tokens.forward(rows.ids)
         if self.embed_types is not None:
@@ -111,11 +111,11 @@ class Encoder(torch.nn.Module):
             x = layer.forward(x, batch.lengths, None if rotary is None else angles[rotary])
         return x if self.final_norm is None else self.final_norm.forward(x)
 
-    def means(self, batch: TextBatch) -> torch.Tensor:
-        """Compute the means of the last hidden states over each text [num_texts, hidden_size]."""
-        if self._stack is not None:
-            return self._stack.run_tokens(self._rows(batch), batch.lengths, are_pooled=True)
-        return pool(self.forward(batch), batch.lengths, "mean")
+    def pooled(self, batch: TextBatch, pooling: Pooling) -> torch.Tensor:
+        """Compute the last hidden states, pooled over each text: [num_texts, hidden_size]."""
+        if self._stack is not None and (pooling == "mean" or pooling == "cls" or pooling == "last"):
+            return self._stack.run_tokens(self._rows(batch), batch.lengths, pooling)
+        return pool(self.forward(batch), batch.lengths, pooling)
 
     def _rows(self, batch: TextBatch) -> ops.TokenRows:
         types = batch.token_types if self.config.has_pair_types else torch.zeros_like(batch.token_types)

@@ -9,10 +9,9 @@ import torch
 
 from rayinfer.config import EngineConfig, cache_folder
 from rayinfer.engine.worker.cores import Cores, cores_of, pinned
-from rayinfer.models.encoders.encoder import Encoder
+from rayinfer.models.encoders.encoder import Encoder, TextBatch
 from rayinfer.models.encoders.encoder_config import EncoderConfig, read_encoder_config
 from rayinfer.models.encoders.encoder_loading import load_encoder
-from rayinfer.models.encoders.pooling import pool
 from rayinfer.models.encoders.product_choice import use_fastest_kernels, use_own_kernels
 from rayinfer.models.encoders.sentence_embedding import SentenceEmbedding, load_sentence_embedding
 from rayinfer.models.encoders.sentence_layout import SentenceLayout, read_sentence_layout
@@ -52,16 +51,13 @@ class TextRunner:
         """See Runner."""
         check_texts(batch, self.description, self.max_input_tokens, self.vocab_size)
         order = order_by_length(batch)
-        # Means come from the encoder, whatever else is asked for: a text's bits do not depend on other items' tasks.
-        are_means = [self._embedding.pooling == "mean" and item.task == "embed" for item in batch]
         results: list[RunnerResult] = [np.empty(0, dtype=np.float32)] * len(batch)
-        for compute, places in (
-            (self._means, [index for index in order if are_means[index]]),
-            (self._other_numbers, [index for index in order if not are_means[index]]),
-        ):
-            items = [batch[index] for index in places]
+        kinds = [item.task.replace("score", "classify") for item in batch]  # a head's numbers, read in two ways
+        # Each kind of tasks by itself: a text's bits do not depend on other items' tasks.
+        for kind in dict.fromkeys(kinds):
+            places = [index for index in order if kinds[index] == kind]
             with pinned(self._cores):
-                found = compute(items) if items else ()
+                found = self._numbers(kind, text_batch([batch[index] for index in places], self._device))
             for index, numbers in zip(places, found, strict=True):
                 results[index] = numbers.float().cpu().numpy()
         return results
@@ -72,26 +68,16 @@ class TextRunner:
             self._cores.release()
         del self._encoder, self._embedding
 
-    def _means(self, items: Sequence[RunnerItem]) -> list[torch.Tensor]:
-        return list(self._embedding.project(self._encoder.means(text_batch(items, self._device))))
-
-    def _other_numbers(self, items: Sequence[RunnerItem]) -> list[torch.Tensor]:
-        texts = text_batch(items, self._device)
-        hidden = self._encoder.forward(texts)
-        numbers = {task: self._numbers(task, hidden, texts.lengths) for task in {item.task for item in items}}
-        return [numbers[item.task][place] for place, item in enumerate(items)]
-
-    def _numbers(self, task: str, hidden: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
-        """Compute the numbers of all texts for a task."""
-        if task == "embed":
-            return list(self._embedding.forward(hidden, lengths))
-        if task == "token_embed":
-            return split_tokens(hidden, lengths)
+    def _numbers(self, kind: str, texts: TextBatch) -> list[torch.Tensor]:
+        if kind == "embed":
+            return list(self._embedding.project(self._encoder.pooled(texts, self._embedding.pooling)))
+        if kind == "token_embed":
+            return split_tokens(self._encoder.forward(texts), texts.lengths)
         head = self._encoder.head
         assert head is not None, "a model without a head has no such task"
         if head.pooling is None:
-            return split_tokens(head.forward(hidden), lengths)
-        return list(head.forward(pool(hidden, lengths, head.pooling)))
+            return split_tokens(head.forward(self._encoder.forward(texts)), texts.lengths)
+        return list(head.forward(self._encoder.pooled(texts, head.pooling)))
 
 
 def build_text_runner(

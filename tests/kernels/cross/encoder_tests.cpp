@@ -113,7 +113,7 @@ struct Encoder {
         if (has_bias) bias = generator.numbers<float>(kHeads * (2 * kMaxDistance + 1));
     }
 
-    std::vector<T> run(const std::vector<int32_t>& some, int64_t first_token, bool are_pooled, int num_threads) {
+    std::vector<T> run(const std::vector<int32_t>& some, int64_t first_token, int32_t pooling, int num_threads) {
         std::vector<EncoderLayerArgument> arguments;
         for (Layer<T>& layer : layers) arguments.push_back(layer.argument());
         const EncoderArgument encoder = {
@@ -125,10 +125,10 @@ struct Encoder {
             (int32_t)Activation::gelu,
             {}};
         const int64_t num_texts = (int64_t)some.size() - 1;
-        std::vector<T> out((size_t)((are_pooled ? num_texts : some.back()) * kHidden));
+        std::vector<T> out((size_t)((pooling ? num_texts : some.back()) * kHidden));
         TextsArgument texts = {};
         texts.x = &x[(size_t)(first_token * kHidden)], texts.out = out.data();
-        texts.starts = some.data(), texts.num_texts = num_texts, texts.are_pooled = are_pooled;
+        texts.starts = some.data(), texts.num_texts = num_texts, texts.pooling = pooling;
         kernel::run_encoder<T>(&encoder, &texts, num_threads);
         return out;
     }
@@ -154,7 +154,7 @@ template <class T>
 void test_type(Format format, bool has_bias, double tolerance) {
     Encoder<T> encoder(format, {0, 5, 6, 50, 83}, has_bias);
     const std::string what = std::string("encoder ") + type_name<T> + ", format " + std::to_string((int)format);
-    const auto all = encoder.run(encoder.starts, 0, false, 1), again = encoder.run(encoder.starts, 0, false, 2);
+    const auto all = encoder.run(encoder.starts, 0, 0, 1), again = encoder.run(encoder.starts, 0, 0, 2);
     check_same_bits(what + ", two threads", again.data(), all.data(), (int64_t)all.size());
     std::vector<Expected> expected, means;
     for (size_t text = 0; text + 1 < encoder.starts.size(); ++text) {
@@ -166,11 +166,18 @@ void test_type(Format format, bool has_bias, double tolerance) {
             for (int64_t token = 0; token < length; ++token) sum += own[(size_t)(token * kHidden + i)];
             means.push_back({sum / (double)length, tolerance});
         }
-        const auto one = encoder.run({0, (int32_t)length}, first, false, 1 + (int)text % 2);
+        const auto one = encoder.run({0, (int32_t)length}, first, 0, 1 + (int)text % 2);
         check_same_bits(what + ", a text alone", one.data(), &all[(size_t)(first * kHidden)], (int64_t)one.size());
     }
     check_near(what, all.data(), expected);
-    check_near(what + ", means", encoder.run(encoder.starts, 0, true, 2).data(), means);
+    check_near(what + ", means", encoder.run(encoder.starts, 0, 1, 2).data(), means);
+    for (int32_t pooling : {2, 3}) {
+        const auto picked = encoder.run(encoder.starts, 0, pooling, 2);
+        for (size_t text = 0; text + 1 < encoder.starts.size(); ++text) {
+            const int64_t token = pooling == 2 ? encoder.starts[text] : encoder.starts[text + 1] - 1;
+            check_same_bits(what + ", a picked token", &picked[text * kHidden], &all[(size_t)(token * kHidden)], kHidden);
+        }
+    }
 }
 
 }  // namespace

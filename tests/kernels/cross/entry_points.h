@@ -112,7 +112,7 @@ struct TextsArgument {
     void* out;
     const int32_t* starts;
     int64_t num_texts;
-    int32_t are_pooled;
+    int32_t pooling;  // 0: none, 1: mean, 2: first token, 3: last token
 };
 
 // Declares both types' functions, and kernel::NAME<T> for that of a type.

@@ -30,13 +30,18 @@ struct EncoderArgument {
     EmbeddingsArgument embeddings;
 };
 
+enum class Pooling : int32_t { none, mean, first, last };  // first and last: a text's token
+
 struct TextsArgument {
     const void* x;  // [num_tokens, hidden_size]; null: the tokens' embeddings
     const int64_t *token_ids, *token_types, *positions;  // [num_tokens] each, rows of the tables
-    void* out;               // [num_tokens, hidden_size], or with are_pooled [num_texts, hidden_size]: means over tokens
+    void* out;              // [num_tokens, hidden_size], with a pooling [num_texts, hidden_size]
     const int32_t* starts;  // [num_texts + 1]
     int64_t num_texts;
-    int32_t are_pooled;
+    Pooling pooling;
+
+    // Whether nothing but one token of each text is read.
+    bool picks_tokens() const { return pooling == Pooling::first || pooling == Pooling::last; }
 };
 
 }  // namespace rayinfer

@@ -69,7 +69,7 @@ void run_encoder(const EncoderArgument& encoder, const TextsArgument& texts, int
     memory.prepare(num_threads);
     const Texts all = {texts.starts, texts.num_texts};
     cut_groups(all, num_threads, memory.groups);
-    if (all.num_tokens() == 0 && !texts.are_pooled) return;
+    if (all.num_tokens() == 0 && texts.pooling == Pooling::none) return;
     if (!are_balanced(all, num_threads, memory.groups)) {
         TextGroup<T> group(encoder, texts, all, memory.threads[0]->rows);
         memory.stages.begin(num_threads);

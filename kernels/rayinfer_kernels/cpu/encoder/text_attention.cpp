@@ -54,13 +54,14 @@ void pack_values(const float* from, int64_t stride, int64_t length, int64_t dim,
 void TextAttention::begin(const TextAttentionShape& shape, TextHeads text, int64_t head) {
     const int64_t dim = shape.head_dim, width = shape.num_heads * dim;
     length_ = text.length, query_stride_ = text.stride, scale_ = shape.scale;
-    queries_ = text.rows + head * dim;
+    first_asked_ = text.asked.begin, queries_ = text.queries + head * dim;
     weights_stride_ = rounded_up(length_, kPairWidth);
     rows_at_once_ = std::clamp(kScoresAtOnce / weights_stride_ / kRowsAtOnce * kRowsAtOnce, 2 * kRowsAtOnce, kRowsPerBlock);
     float* keys = key_panels_.rows<float>(rounded_up(length_, kPanelWidth), dim);
     float* values = value_panels_.rows<float>(length_, rounded_up(dim, kPanelWidth));
-    pack_keys(queries_ + width, text.stride, length_, dim, keys);
-    pack_values(queries_ + 2 * width, text.stride, length_, dim, values);
+    const float* first_key = text.rows + width + head * dim;
+    pack_keys(first_key, text.stride, length_, dim, keys);
+    pack_values(first_key + width, text.stride, length_, dim, values);
     keys_ = in_panels(keys, dim, length_), values_ = in_panels(values, length_, dim);
     scores_.rows<float>(rows_at_once_, weights_stride_);
     weights_.rows<float>(rows_at_once_, weights_stride_);
@@ -78,7 +79,8 @@ void TextAttention::begin(const TextAttentionShape& shape, TextHeads text, int64
 void TextAttention::attend(int64_t first, int64_t count) {
     count_ = count;
     const int64_t query_bytes = query_stride_ * (int64_t)sizeof(float);
-    multiply(keys_, {(const uint8_t*)queries_ + first * query_bytes, query_bytes, count}, scores_.rows<float>(0, 0));
+    const uint8_t* queries = (const uint8_t*)queries_ + (first - first_asked_) * query_bytes;
+    multiply(keys_, {queries, query_bytes, count}, scores_.rows<float>(0, 0));
     for (int64_t row = 0; row < count; ++row) weigh_row(row, bias_ ? bias_ - first - row : nullptr, count);
     const int64_t weight_bytes = weights_stride_ * (int64_t)sizeof(float);
     multiply(values_, {(const uint8_t*)weights_.rows<float>(0, 0), weight_bytes, count}, results_.rows<float>(0, 0));

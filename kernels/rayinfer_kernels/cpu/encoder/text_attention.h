@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "core/thread_team.h"
 #include "gemm/panel_products.h"
 #include "gemm/row_buffer.h"
 
@@ -23,8 +24,10 @@ struct TextAttentionShape {
 
 // Queries, keys and values behind one another in each row, of a text's tokens.
 struct TextHeads {
-    const float* rows;
+    const float* rows;  // whose keys and values are read
     int64_t stride, length;
+    Range asked;           // tokens that results are computed of
+    const float* queries;  // rows of these, with the same stride
 };
 
 class TextAttention {
@@ -34,8 +37,8 @@ class TextAttention {
     void run(const TextAttentionShape& shape, TextHeads text, int64_t head, const Put& put) {
         if (text.length == 0) return;
         begin(shape, text, head);
-        for (int64_t first = 0; first < text.length; first += rows_at_once_) {
-            const int64_t count = std::min(rows_at_once_, text.length - first);
+        for (int64_t first = text.asked.begin; first < text.asked.end; first += rows_at_once_) {
+            const int64_t count = std::min(rows_at_once_, text.asked.end - first);
             attend(first, count);
             for (int64_t r = 0; r < count; ++r)
                 for (int64_t c = 0; c < shape.head_dim; c += kWidth)
@@ -51,8 +54,8 @@ class TextAttention {
 
     RowBuffer key_panels_, value_panels_, scores_, weights_, results_, bias_line_;
     Weight keys_{}, values_{};
-    const float *queries_ = nullptr, *bias_ = nullptr;  // of the first token; of its distance to the first key
-    int64_t query_stride_ = 0, length_ = 0, weights_stride_ = 0, rows_at_once_ = 0, count_ = 0;
+    const float *queries_ = nullptr, *bias_ = nullptr;  // of the first token asked; of the text's first to the first key
+    int64_t first_asked_ = 0, query_stride_ = 0, length_ = 0, weights_stride_ = 0, rows_at_once_ = 0, count_ = 0;
     float scale_ = 0;
     float factors_[kRowsPerBlock];  // 1 / the sum of a row's weights
 };
