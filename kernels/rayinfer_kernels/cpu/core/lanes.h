@@ -125,6 +125,11 @@ inline Word nearest_upper_half(Float x) {
     return (bits + 0x7fffu + (bits << 15 >> 31)) | (Word)(x != x);
 }
 
+// The same in as many bits. Where an instruction does it, numbers below the smallest normal one become 0, as those of its
+// products do.
+#if defined(__AVX512BF16__)
+inline Half narrow(Float x) { return (Half)_mm512_cvtneps_pbh((__m512)x); }
+#else
 inline Half narrow(Float x) {
     const Word halves = nearest_upper_half(x) >> 16;
 #if defined(__AVX2__) && !defined(__AVX512F__)
@@ -134,6 +139,7 @@ inline Half narrow(Float x) {
     return __builtin_convertvector(halves, Half);
 #endif
 }
+#endif
 
 inline Float load(const float* from) { return load_raw<Float>(from); }
 inline Float load(const bfloat16* from) { return widen(load_raw<Half>(from)); }
