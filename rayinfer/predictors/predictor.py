@@ -23,7 +23,14 @@ from rayinfer.prediction_outputs import (
 from rayinfer.prediction_specs import prediction_specs
 from rayinfer.predictions import PredictionTask, PredictorDescription, TensorSpec
 from rayinfer.predictors.build_runner import build_runner
-from rayinfer.predictors.predictor_inputs import as_inputs, as_pairs, check_task, cut_into_batches, make_item
+from rayinfer.predictors.predictor_inputs import (
+    as_inputs,
+    as_pairs,
+    check_task,
+    cut_into_batches,
+    make_item,
+    make_text_items,
+)
 from rayinfer.predictors.registered import find_registered_predictor
 from rayinfer.predictors.runner import Runner, RunnerItem, RunnerResult
 from rayinfer.predictors.runners.image_processing import read_image_processing
@@ -232,7 +239,10 @@ class Predictor:
 
         if isinstance(runner, ImageRunner):
             return [_checked_result(each, index) for index, each in enumerate(runner.run_lazily(make, len(listed)))]
-        items = [make(index) for index in range(len(listed))]
+        if self.tokenizer is not None:
+            items = make_text_items(runner, self.tokenizer, task, listed, truncate=truncate)
+        else:
+            items = [make(index) for index in range(len(listed))]
         results: dict[int, RunnerResult] = {}
         for batch in cut_into_batches(items, self._batch_size):
             results |= zip(batch, runner.run([items[index] for index in batch]), strict=True)

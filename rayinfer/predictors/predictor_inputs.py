@@ -15,6 +15,8 @@ from rayinfer.predictors.runner import Runner, RunnerItem
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer.tokenization.truncation import Truncation
 
+MOST_GROUPED_TEXTS, MOST_GROUPED_CHARS = 64, 65_536  # that are tokenized together
+
 
 def as_inputs(inputs: Any) -> list[Any]:
     """Make a list of several inputs; raises InvalidParameter for an empty one, and for what is no list."""
@@ -44,6 +46,42 @@ def as_pairs(query: Any, documents: Any) -> list[tuple[str, str]]:
     return list(zip(queries, listed, strict=True))
 
 
+def make_text_items(
+    runner: Runner, tokenizer: Tokenizer, task: PredictionTask, values: Sequence[Any], *, truncate: bool
+) -> list[RunnerItem]:
+    """Make an item of each text or pair of texts; neighbors are tokenized together, by all cores.
+
+    Groups are small, so that memory stays bounded and Ctrl-C is raised soon.
+    """
+    items: list[RunnerItem] = []
+    while len(items) < len(values):
+        group = _next_texts(values, len(items))
+        encoded: Sequence[list[int] | None] = [None]  # a pair, or what is no text
+        if group:
+            try:
+                encoded = tokenizer.encode_texts(group, truncation=_truncation(runner, truncate=truncate))
+            except InvalidParameter:
+                encoded = [None] * len(group)  # one by one, so that the first wrong text is named
+        for token_ids in encoded:
+            place = f"input {len(items)}"
+            items.append(
+                _text_item(runner, tokenizer, task, values[len(items)], place, truncate=truncate, token_ids=token_ids)
+            )
+    return items
+
+
+def _next_texts(values: Sequence[Any], first: int) -> list[str]:
+    """Return the texts from the first on that are tokenized together; none where it is no text, or empty."""
+    texts: list[str] = []
+    num_chars = 0
+    for value in values[first : first + MOST_GROUPED_TEXTS]:
+        if not isinstance(value, str) or not value or (texts and num_chars + len(value) > MOST_GROUPED_CHARS):
+            break
+        texts.append(value)
+        num_chars += len(value)
+    return texts
+
+
 def make_item(
     runner: Runner,
     tokenizer: Tokenizer | None,
@@ -59,7 +97,7 @@ def make_item(
     With a shape, encoded images are decoded to it, as engines do; others get it by the runner.
     """
     if tokenizer is not None:
-        return _text_item(tokenizer, task, value, place, runner.max_input_tokens, truncate=truncate)
+        return _text_item(runner, tokenizer, task, value, place, truncate=truncate)
     if runner.description.image_size:
         pixels, is_resized = _image(value, place, shape)
         return RunnerItem(task=task, pixels=pixels, is_resized=is_resized, name=place)
@@ -69,15 +107,27 @@ def make_item(
     return RunnerItem(task=task, tensors=tensors, name=place)
 
 
+def _truncation(runner: Runner, *, truncate: bool) -> Truncation | None:
+    return Truncation(runner.max_input_tokens, "right") if truncate else None
+
+
 def _text_item(
-    tokenizer: Tokenizer, task: PredictionTask, value: Any, place: str, max_tokens: int, *, truncate: bool
+    runner: Runner,
+    tokenizer: Tokenizer,
+    task: PredictionTask,
+    value: Any,
+    place: str,
+    *,
+    truncate: bool,
+    token_ids: list[int] | None = None,
 ) -> RunnerItem:
-    truncation = Truncation(max_tokens, "right") if truncate else None
-    num_first_tokens = 0
+    """Check an input and tokenize it, unless its `token_ids` are there."""
+    truncation = _truncation(runner, truncate=truncate)
+    max_tokens, num_first_tokens = runner.max_input_tokens, 0
     if isinstance(value, str | tuple | list) and not any(value):
         raise InvalidParameter(f"{place} must not be empty", "inputs")
     if isinstance(value, str):
-        token_ids = tokenizer.encode(value, truncation=truncation)
+        token_ids = tokenizer.encode(value, truncation=truncation) if token_ids is None else token_ids
     elif isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(text, str) for text in value):
         token_ids, num_first_tokens = tokenizer.encode_pair(value[0], value[1], truncation=truncation)
     else:

@@ -138,6 +138,9 @@ def test_lists_run_in_batches_of_tokens(build, tmp_path):
         (["a", 3], InvalidParameter, "input 1 must be a text"),
         (["a " * 80], PromptTooLong, "input 0 has 82 tokens, more than the model's 64"),
         (["\ud800"], InvalidParameter, "lone surrogate"),
+        (["a", "a " * 80, "\ud800"], PromptTooLong, "input 1 has 82 tokens"),
+        (["a"] * 100 + ["a " * 80], PromptTooLong, "input 100 has 82 tokens"),
+        (["a"] * 100 + [None, "a " * 80], InvalidParameter, "input 100 must be a text"),
     ],
 )
 def test_wrong_inputs_are_refused(inputs, error, message, embedder):
@@ -147,6 +150,14 @@ def test_wrong_inputs_are_refused(inputs, error, message, embedder):
 
 def test_long_texts_are_cut_on_demand(embedder):
     assert embedder.embed("a " * 80, truncate=True) == pytest.approx(embedder.embed("a " * 62), abs=1e-6)
+
+
+def test_texts_of_any_number_and_size_are_each_embedded_as_alone(build, tmp_path):
+    make_tiny_encoder(tmp_path, "Bert", "Model")
+    texts = ["the quick fox " * 3_000, *TEXTS * 20, "fox" * 70_000, *TEXTS[:3]]
+    with Predictor(str(tmp_path), deterministic=True) as predictor:
+        for text, vector in zip(texts, predictor.embed(texts, truncate=True), strict=True):
+            assert (predictor.embed(text, truncate=True) == vector).all()
 
 
 def test_wrong_settings_of_a_call_are_refused(embedder):

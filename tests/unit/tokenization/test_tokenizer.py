@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rayinfer.errors import InvalidParameter, ModelLoadError
 from rayinfer.tokenization.tokenizer import Tokenizer
+from rayinfer.tokenization.truncation import Truncation
 from support.tiny_models import tiny_tokenizers
 
 TEXTS = [
@@ -43,6 +44,10 @@ def test_ids_and_texts_are_those_of_transformers(kind, tmp_path):
             assert ids == theirs.encode(text, add_special_tokens=adds)
             assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
             assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(ids)
+    for truncation in (None, Truncation(5), Truncation(5, "right")):
+        assert ours.encode_texts(TEXTS, truncation=truncation) == [
+            ours.encode(text, truncation=truncation) for text in TEXTS
+        ]
     assert ours.vocab_size == len(theirs)
     assert ours.eos_token_id == theirs.eos_token_id is not None
     assert ours.special_ids == {i for i, token in theirs.added_tokens_decoder.items() if token.special}

@@ -223,6 +223,37 @@ inline Float bounded_exp(Float x) { return exp_of_bounded(smaller(splat(kLargest
 // e^x for x <= 0; 0 below the smallest normal float.
 inline Float exp_of_negative(Float x) { return x < -kLargestExponent ? splat(0.0f) : exp_of_bounded(x); }
 
+constexpr float kLog2e = 1.44269504f;
+
+constexpr float kLeastExponent = -125.0f;
+
+// 2^x for |x| <= 1/2.
+inline Float exp2_polynomial(Float r) {
+    Float p = splat(1.327647129e-03f);
+    p = p * r + 9.675541893e-03f;
+    p = p * r + 5.550713092e-02f;
+    p = p * r + 2.402212024e-01f;
+    p = p * r + 6.931469440e-01f;
+    return p * r + 1.0f;
+}
+
+// 2^x for x <= 0, by 2^n times a polynomial in x - n; 0 below 2^-125.
+#if defined(__AVX512DQ__)
+inline Float exp2_of_negative(Float x) {
+    const __m512 r = _mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __mmask16 is_normal = _mm512_cmp_ps_mask((__m512)x, (__m512)splat(kLeastExponent), _CMP_NLT_UQ);
+    return (Float)_mm512_maskz_scalef_ps(is_normal, (__m512)exp2_polynomial((Float)r), (__m512)(x - (Float)r));
+}
+#else
+inline Float exp2_of_negative(Float x) {
+    constexpr float shift = 12582912.0f + 127.0f;  // 1.5 x 2^23 rounds to an integer
+    const Float bounded = larger(splat(kLeastExponent), x);
+    const Float shifted = bounded + shift;
+    const Float power = exp2_polynomial(bounded - (shifted - shift)) * (Float)((Word)shifted << 23);
+    return x < kLeastExponent ? splat(0.0f) : power;
+}
+#endif
+
 // 1 / x for 1 <= x < 2^126: an estimate and one of Newton's steps, where dividing takes many times as long.
 inline Float reciprocal(Float x) {
 #if defined(__AVX512F__)

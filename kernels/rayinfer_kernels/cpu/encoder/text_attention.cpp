@@ -31,13 +31,40 @@ void multiply(const Weight& weight, RowTile rows, float* sums) {
     });
 }
 
+constexpr int64_t kKeysAtOnce = 4;
+
+// Puts channels of four keys where the panel has those keys' numbers of each channel; `dim` is a multiple of four.
+void pack_four_keys(const float* from, int64_t stride, int64_t dim, float* to) {
+    typedef float Four __attribute__((vector_size(16)));
+    typedef int32_t Places __attribute__((vector_size(16)));
+    constexpr Places kLowHalves = {0, 4, 1, 5}, kHighHalves = {2, 6, 3, 7};
+    constexpr Places kFirstPairs = {0, 1, 4, 5}, kLastPairs = {2, 3, 6, 7};
+    for (int64_t c = 0; c < dim; c += 4) {
+        Four key[kKeysAtOnce];
+        for (int k = 0; k < kKeysAtOnce; ++k) key[k] = load_raw<Four>(from + k * stride + c);
+        const Four low01 = __builtin_shuffle(key[0], key[1], kLowHalves), low23 = __builtin_shuffle(key[2], key[3], kLowHalves);
+        const Four high01 = __builtin_shuffle(key[0], key[1], kHighHalves);
+        const Four high23 = __builtin_shuffle(key[2], key[3], kHighHalves);
+        const Four channels[4] = {__builtin_shuffle(low01, low23, kFirstPairs), __builtin_shuffle(low01, low23, kLastPairs),
+                                  __builtin_shuffle(high01, high23, kFirstPairs),
+                                  __builtin_shuffle(high01, high23, kLastPairs)};
+        for (int64_t i = 0; i < 4; ++i) std::memcpy(to + (c + i) * kPanelWidth, &channels[i], sizeof(Four));
+    }
+}
+
 // From [length, dim] to panels of 32 keys each, whose channels lie together; there are zeros behind the last key.
 void pack_keys(const float* from, int64_t stride, int64_t length, int64_t dim, float* to) {
     for (int64_t first = 0; first < length; first += kPanelWidth, to += dim * kPanelWidth)
-        for (int64_t k = 0; k < kPanelWidth; ++k) {
-            const bool is_there = first + k < length;
+        for (int64_t k = 0; k < kPanelWidth;) {
             const float* key = from + (first + k) * stride;
+            if (dim % 4 == 0 && first + k + kKeysAtOnce <= length) {
+                pack_four_keys(key, stride, dim, to + k);
+                k += kKeysAtOnce;
+                continue;
+            }
+            const bool is_there = first + k < length;
             for (int64_t c = 0; c < dim; ++c) to[c * kPanelWidth + k] = is_there ? key[c] : 0.0f;
+            ++k;
         }
 }
 
@@ -53,7 +80,7 @@ void pack_values(const float* from, int64_t stride, int64_t length, int64_t dim,
 
 void TextAttention::begin(const TextAttentionShape& shape, TextHeads text, int64_t head) {
     const int64_t dim = shape.head_dim, width = shape.num_heads * dim;
-    length_ = text.length, query_stride_ = text.stride, scale_ = shape.scale;
+    length_ = text.length, query_stride_ = text.stride, scale_ = shape.scale * kLog2e;
     first_asked_ = text.asked.begin, queries_ = text.queries + head * dim;
     weights_stride_ = rounded_up(length_, kPairWidth);
     rows_at_once_ = std::clamp(kScoresAtOnce / weights_stride_ / kRowsAtOnce * kRowsAtOnce, 2 * kRowsAtOnce, kRowsPerBlock);
@@ -72,7 +99,7 @@ void TextAttention::begin(const TextAttentionShape& shape, TextHeads text, int64
     const int64_t most = shape.max_distance;
     const float* by_distance = shape.position_bias + head * (2 * most + 1) + most;
     float* line = bias_line_.rows<float>(1, 2 * length_ + kPairWidth);
-    for (int64_t i = 0; i < 2 * length_ - 1; ++i) line[i] = by_distance[std::clamp(length_ - 1 - i, -most, most)];
+    for (int64_t i = 0; i < 2 * length_ - 1; ++i) line[i] = kLog2e * by_distance[std::clamp(length_ - 1 - i, -most, most)];
     bias_ = line + length_ - 1;
 }
 
@@ -105,7 +132,7 @@ void TextAttention::weigh_row(int64_t row, const float* bias, int64_t count) {
     const float greatest = max_of(most);
     Float total = {};
     for (int64_t key = 0; key < length_; key += kWidth) {
-        const Float weight = exp_of_negative(load(weights + key) - greatest);
+        const Float weight = exp2_of_negative(load(weights + key) - greatest);
         total += weight;
         store(weights + key, weight);
     }
