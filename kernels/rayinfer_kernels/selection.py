@@ -196,7 +196,7 @@ def time_products(weights: Sequence[PackedWeight], num_rows: int, dtype: torch.d
         check_weight(weight, weight.in_features, dtype)
         if weight.panels.device.type != "cpu" or dtype not in CpuKernels.DTYPES:
             raise ValueError(f"rows of {dtype} and weights on {weight.panels.device} are not the CPU kernels'")
-    function = _selection.library[f"rayinfer_multiply_in_turn_{str(dtype).removeprefix('torch.')}"]
+    function = _selection.library[f"rayinfer_multiply_chain_{str(dtype).removeprefix('torch.')}"]
     arguments = (ctypes.c_void_p * len(weights))(*(ctypes.addressof(weight.argument) for weight in weights))
     started = time.perf_counter()
     function(arguments, ctypes.c_int64(len(weights)), ctypes.c_int64(num_rows), torch.get_num_threads())

@@ -1,5 +1,6 @@
 """Measurements of the CPU kernels on this machine, kept in a file for later processes."""
 
+import contextlib
 import json
 import os
 import platform
@@ -40,13 +41,14 @@ class KernelMeasurements:
         """Write what was measured; a folder that cannot be written is measured for again."""
         if not self._is_changed:
             return
+        unfinished = self._file.with_suffix(f".{os.getpid()}")
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = self._file.with_suffix(f".{os.getpid()}")
             unfinished.write_text(json.dumps(self._read() | self._numbers, indent=1), encoding="utf-8")
             unfinished.replace(self._file)
         except OSError:
-            return
+            with contextlib.suppress(OSError):
+                unfinished.unlink(missing_ok=True)
 
     def _read(self) -> dict[str, float]:
         try:

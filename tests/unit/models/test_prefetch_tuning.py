@@ -95,6 +95,15 @@ def test_a_folder_that_cannot_be_made_costs_later_processes_the_measurement_only
     assert set(chosen) <= {0, *DISTANCES}
 
 
+def test_a_record_that_cannot_be_replaced_leaves_no_file_behind(tmp_path: Path):
+    tune_prefetch(model(LEAST_BYTES), torch.bfloat16, CPU, tmp_path)
+    (record,) = tmp_path.glob("*.json")
+    record.unlink()
+    record.mkdir()
+    tune_prefetch(model(LEAST_BYTES), torch.bfloat16, CPU, tmp_path)
+    assert list(tmp_path.glob("*.json*")) == [record] == [path for path in tmp_path.iterdir() if path.suffix != ".lock"]
+
+
 def test_without_kernels_nothing_is_measured(tmp_path):
     layers = model(LEAST_BYTES)
     rayinfer_kernels.configure(None)

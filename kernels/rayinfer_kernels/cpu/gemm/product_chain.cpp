@@ -9,7 +9,7 @@ namespace rayinfer {
 namespace {
 
 template <class T>
-void multiply_in_turn(const Weight* const* weights, int64_t num_weights, int64_t num_rows, int num_threads) {
+void multiply_chain(const Weight* const* weights, int64_t num_weights, int64_t num_rows, int num_threads) {
     int64_t row_bytes = 0, width = 0;
     for (int64_t i = 0; i < num_weights; ++i) {
         row_bytes = std::max(row_bytes, encoded_row_bytes<T>(weights[i]->format, weights[i]->in_features));
@@ -34,11 +34,11 @@ void multiply_in_turn(const Weight* const* weights, int64_t num_weights, int64_t
 }  // namespace
 }  // namespace rayinfer
 
-#define RAYINFER_MULTIPLY_IN_TURN(name, T)                                                             \
+#define RAYINFER_MULTIPLY_CHAIN(name, T)                                                             \
     extern "C" __attribute__((visibility("default"))) void name(                                       \
         const rayinfer::Weight* const* weights, int64_t num_weights, int64_t num_rows, int num_threads) { \
-        rayinfer::multiply_in_turn<T>(weights, num_weights, num_rows, num_threads);                    \
+        rayinfer::multiply_chain<T>(weights, num_weights, num_rows, num_threads);                    \
     }
 
-RAYINFER_MULTIPLY_IN_TURN(rayinfer_multiply_in_turn_float32, float)
-RAYINFER_MULTIPLY_IN_TURN(rayinfer_multiply_in_turn_bfloat16, rayinfer::bfloat16)
+RAYINFER_MULTIPLY_CHAIN(rayinfer_multiply_chain_float32, float)
+RAYINFER_MULTIPLY_CHAIN(rayinfer_multiply_chain_bfloat16, rayinfer::bfloat16)
