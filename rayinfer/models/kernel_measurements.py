@@ -47,6 +47,8 @@ class KernelMeasurements:
             unfinished.write_text(json.dumps(self._read() | self._numbers, indent=1), encoding="utf-8")
             unfinished.replace(self._file)
         except OSError:
+            pass
+        finally:
             with contextlib.suppress(OSError):
                 unfinished.unlink(missing_ok=True)
 

@@ -48,13 +48,21 @@ def check_same(model, kernels, counts):
 
 
 @pytest.mark.parametrize(
-    ("num_lines", "cu_seqlens"),
-    [(2, [0, 2, 1, 2]), (6, [0, 6, 6, 6]), (1, [1, 1, 1, 1]), (2, [0, 0, 0, 1]), (0, [0, 0, 0])],
+    ("lines", "cu_seqlens"),
+    [
+        ([3, 4], [0, 2, 1, 2]),
+        ([-1, 0, 1, 2, 3, 4], [0, 6, 6, 6]),
+        ([4], [1, 1, 1, 1]),
+        ([10, 11], [0, 0, 0, 1]),
+        ([], [0, 0, 0]),
+        ([4, 6], [0, 1, 2, 2]),
+        ([0, 1], [0, 2, 2, 2]),
+    ],
     ids=str,
 )
-def test_outputs_that_are_not_among_the_tokens_are_refused(kernels, num_lines, cu_seqlens):
+def test_outputs_that_are_not_the_last_tokens_are_refused(kernels, lines, cu_seqlens):
     stack = RandomStack(StackCase(), torch.float32, torch.float32).packed(kernels)
-    outputs = OutputTokens(torch.zeros(num_lines, dtype=torch.int64), torch.tensor(cu_seqlens, dtype=torch.int32))
+    outputs = OutputTokens(torch.tensor(lines, dtype=torch.int64), torch.tensor(cu_seqlens, dtype=torch.int32))
     step = replace(make_step([(0, 0, 5), (1, 0, 3), (2, 0, 4)]), outputs=outputs)
     with pytest.raises(ValueError, match="outputs"):
         stack.run(torch.randn(12, 48), step)

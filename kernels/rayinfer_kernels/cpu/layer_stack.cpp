@@ -186,7 +186,7 @@ class LayerStack {
     }
 
     AttentionStep attention_step(const int32_t* cu_seqlens_q, int64_t window) const {
-        return {step_.block_tables, step_.block_table_stride, cu_seqlens_q,      step_.seq_lens,    step_.num_requests,
+        return {step_.block_tables, step_.block_table_stride, cu_seqlens_q,    step_.seq_lens,    step_.num_requests,
                 stack_.num_heads,   stack_.num_kv_heads,      stack_.head_dim, stack_.block_size, window};
     }
 

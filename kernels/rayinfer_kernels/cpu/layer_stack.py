@@ -203,12 +203,15 @@ def _check_layer(layer: LayerWeights, shape: StackShape, dtype: torch.dtype) -> 
 
 
 def _checked_outputs(outputs: OutputTokens, cu_seqlens_q: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of the requests' outputs, from the first on; raises ValueError for more than their tokens."""
+    """Return the cumulative numbers of outputs; raises ValueError where they or the lines are not the last tokens'."""
     cu_outputs = _int32(outputs.cu_seqlens)
     check_shape("the outputs' cu_seqlens", cu_outputs, len(cu_seqlens_q))
     counts = cu_outputs.diff()
-    is_whole = cu_outputs[0] == 0 and cu_outputs[-1] == len(outputs.lines)
-    if not is_whole or (counts < 0).any() or (counts > cu_seqlens_q.diff()).any():
+    fits = bool(cu_outputs[0] == 0 and (counts >= 0).all() and (counts <= cu_seqlens_q.diff()).all())
+    if fits:
+        lines = torch.repeat_interleave(cu_seqlens_q[1:] - cu_outputs[1:], counts).long()
+        fits = torch.equal(outputs.lines, lines + torch.arange(len(lines)))
+    if not fits:
         raise ValueError(f"outputs {cu_outputs.tolist()} do not fit the tokens {cu_seqlens_q.tolist()}")
     return cu_outputs
 

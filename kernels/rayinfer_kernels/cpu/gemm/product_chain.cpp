@@ -34,10 +34,10 @@ void multiply_chain(const Weight* const* weights, int64_t num_weights, int64_t n
 }  // namespace
 }  // namespace rayinfer
 
-#define RAYINFER_MULTIPLY_CHAIN(name, T)                                                             \
-    extern "C" __attribute__((visibility("default"))) void name(                                       \
+#define RAYINFER_MULTIPLY_CHAIN(name, T)                                                                  \
+    extern "C" __attribute__((visibility("default"))) void name(                                          \
         const rayinfer::Weight* const* weights, int64_t num_weights, int64_t num_rows, int num_threads) { \
-        rayinfer::multiply_chain<T>(weights, num_weights, num_rows, num_threads);                    \
+        rayinfer::multiply_chain<T>(weights, num_weights, num_rows, num_threads);                         \
     }
 
 RAYINFER_MULTIPLY_CHAIN(rayinfer_multiply_chain_float32, float)
