@@ -202,7 +202,7 @@ class ModelRunner:
         return embedded
 
     def _hidden(self, decoder: Decoder, plan: StepPlan, inputs: StepInputs, images: StepImages | None) -> torch.Tensor:
-        """Compute this stage's layers, and send the result on, if there is a next; of the last stage it has the outputs."""
+        """Compute this stage's layers, and send the result on, if a stage follows; the last one's is of the outputs."""
         place, link = self._stage.coordinates, self._stage.link
         token_ids = self.future_tokens.resolve(inputs)
         received = None if images is None else self._embedded(decoder, token_ids, inputs, images)
