@@ -293,11 +293,8 @@ class LayerStack {
                          const Put& put_rows, StageTeam& team) {
         const AttentionLayer<E> attention{cache_of(layer), stack_.scale, stack_.softcap, nullptr, 0, nullptr};
         const Heads<float> query{tokens.query, tokens.query_stride, stack_.head_dim};
-        workspace_.workers[team.thread().index]->run(
-            attention, query, tiles, team, [&](int64_t token, int64_t head, const float* row) {
-                for (int64_t d = 0; d < stack_.head_dim; d += kWidth)
-                    put_rows(token, head * stack_.head_dim + d, load(row + d), stack_.head_dim - d);
-            });
+        workspace_.workers[team.thread().index]->run(attention, query, tiles, team,
+                                                     PutHeads<Put>{put_rows, stack_.head_dim});
         team.wait();
     }
 

@@ -1,4 +1,5 @@
 #include "attention/attention.h"
+#include "gemm/linear.h"
 
 namespace rayinfer {
 namespace {
@@ -9,10 +10,8 @@ void attend(const AttentionStep& step, const AttentionLayer<E>& layer, Heads<T> 
     tiles.cut(step, num_threads);
     StageMemory memory;
     memory.begin(num_threads);
-    auto put = [&](int64_t token, int64_t head, const float* row) {
-        T* to = out + (token * step.num_heads + head) * step.head_dim;
-        for (int64_t d = 0; d < step.head_dim; d += kWidth) store(to + d, load(row + d), step.head_dim - d);
-    };
+    const StoreInRows<T> rows{out, step.num_heads * step.head_dim};
+    const PutHeads<StoreInRows<T>> put{rows, step.head_dim};
 #pragma omp parallel num_threads(num_threads)
     {
         StageTeam team(memory, this_thread());

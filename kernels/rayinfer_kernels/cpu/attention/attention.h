@@ -5,8 +5,9 @@
 // Per layer, by all:    worker.run(layer, query, tiles, team, put);              // waits for no other thread
 //
 // E is what the cache holds: float, bfloat16 or int8_t. Keys and values of the step's tokens have to be in the cache before
-// `run`; and all tiles have to be done before results are read or the next layer begins. `put(token, head, row)` is called once for each, by some thread, with the result [head_dim] in float32, which is gone afterwards; behind
-// head_dim the row has zeros up to a multiple of 16.
+// `run`; and all tiles have to be done before results are read or the next layer begins. `put(token, head, row)` is called once
+// for each, by some thread, with the result [head_dim] in float32, which is gone afterwards; behind head_dim the row has zeros
+// up to a multiple of 16. `put.fetch(tokens, heads)` is called some time before.
 //
 // A row keeps a running softmax (Milakov and Gimelshein 2018) over chunks of its context that begin at fixed positions.
 // No sum depends on which rows are in one tile: a row's result is the same bits alone, in any batch, however its prompt was
@@ -36,6 +37,20 @@ struct Heads {
     int64_t token_stride, head_stride;
 
     const X* at(int64_t token, int64_t head) const { return data + token * token_stride + head * head_stride; }
+};
+
+// Puts results into rows where the heads of a token lie one after the other.
+template <class Put>
+struct PutHeads {
+    const Put& put_rows;
+    int64_t head_dim;
+
+    void operator()(int64_t token, int64_t head, const float* row) const {
+        for (int64_t d = 0; d < head_dim; d += kWidth) put_rows(token, head * head_dim + d, load(row + d), head_dim - d);
+    }
+    void fetch(Range tokens, Range heads) const {
+        put_rows.fetch(tokens, {heads.begin * head_dim, heads.end * head_dim});
+    }
 };
 
 // Tokens of a request; empty where `begin` is not below `end`.
@@ -69,6 +84,7 @@ class TileWorker {
         while (const Tile* tile = next_tile_) {
             next_tile_ = tiles.next(team);  // early, so that its keys can be fetched meanwhile
             load_queries(*tile, query);
+            fetch_results(*tile, put);
             const float* results = attend(*tile);
             if (results != nullptr) put_results(*tile, results, put);
             team.finish(1);
@@ -85,6 +101,12 @@ class TileWorker {
             for (int64_t d = 0; d < step_.padded_dim(); d += kWidth)
                 store(&query_[row * step_.padded_dim() + d], load(from + d, step_.head_dim - d));
         }
+    }
+
+    template <class Put>
+    void fetch_results(const Tile& tile, const Put& put) const {
+        const int64_t first_head = tile.kv_head * step_.group();
+        put.fetch({tile.first_token, tile.first_token + tile.num_tokens}, {first_head, first_head + step_.group()});
     }
 
     template <class Put>
@@ -108,7 +130,9 @@ class TileWorker {
     void score_rows(int64_t row, int64_t num_rows, int64_t first_piece, int64_t num_pieces, bool fetches_values);
     void change_scores(int64_t row, int64_t start, int64_t num_vectors, float* scores) const;
     void add_sinks(RowStates states) const;
-    float weigh_row(int64_t row, int64_t start, int64_t num_vectors, float* scores, RowStates states);
+    void hide_tokens(int64_t row, int64_t start, int64_t num_vectors, float* scores) const;
+    template <int Rows>
+    void weigh_rows(int64_t row, int64_t start, int64_t num_vectors, float* scores, RowStates states, float* decay);
     // The part of a range of tokens that the rows of the token at a position see.
     TokenRange visible_at(int64_t position, TokenRange range) const;
     bool zero_weights_hide(TokenRange chunk) const;

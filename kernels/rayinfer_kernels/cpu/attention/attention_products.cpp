@@ -19,14 +19,19 @@ __attribute__((noinline)) void score_block(const ScoreTask<E>& task) {
     const int64_t step = task.block_size * n, stride = task.query_stride;
     const Plain<E>* query = task.query;
     constexpr int64_t bytes = Vectors * W * n * (int64_t)sizeof(E), lines = std::max<int64_t>(1, bytes / kLine);
-    const bool fetches = task.ahead[0] != nullptr;
-    int64_t line = 0;
+    const int64_t ahead_bytes = task.padded_dim * W * (int64_t)sizeof(E);
+    const char *ahead = (const char*)task.ahead[0], *ahead_end = ahead + ahead_bytes;
+    const bool fetches = ahead != nullptr;
+    int next = 1;
     for (int64_t at = 0, d = 0; d < task.padded_dim; d += n, at += step) {
         sums.add([&](int v) RAYINFER_LAMBDA { return keys[v] + at; }, query + d, stride);
         if (!fetches) continue;
-#pragma GCC unroll 4
-        for (int64_t i = 0; i < lines; ++i, ++line)
-            fetch<kLine>((const char*)task.ahead[line % Vectors] + line / Vectors * kLine);
+        if (ahead >= ahead_end && next < Vectors) {
+            ahead = (const char*)task.ahead[next++];
+            ahead_end = ahead + ahead_bytes;
+        }
+        fetch<lines * kLine>(ahead);
+        ahead += lines * kLine;
     }
 #pragma GCC unroll 8
     for (int v = 0; v < Vectors; ++v) {

@@ -15,7 +15,8 @@ struct ScoreTask {
     const Plain<E>* query;
     int64_t query_stride, padded_dim;
     const E* keys[kTileVectors];   // where the tokens of each vector begin
-    const E* ahead[kTileVectors];  // what to fetch meanwhile, for each vector as much as it reads; null: nothing
+    // What to fetch meanwhile, for each vector as much as it reads, one after the other; null: nothing.
+    const E* ahead[kTileVectors];
     int64_t block_size;
     const float* scales;  // of the first vector's tokens; null where E has none
     float factor;

@@ -55,14 +55,17 @@ void AttentionTiles::split_tiles() {
     if ((int64_t)states_.size() < num_floats) states_.resize(num_floats);
 }
 
-// Puts every thread's share, the long ones first, where its range of the units is.
+// Puts every thread's share, the long ones first, where its range of the units is. Where there are enough tiles, one thread has
+// all heads of its tokens: the processor follows one head's keys and values into the next one's, which lie behind them.
 void AttentionTiles::deal(int num_threads) {
     parts_.resize(tiles_.size());
     auto tile = tiles_.begin();
-    for (int64_t place = 0; tile != tiles_.end(); ++place)
+    const bool are_many = size() >= kTilesPerThread * num_threads * step_.num_kv_heads;
+    const int64_t at_once = are_many ? step_.num_kv_heads : 1;
+    for (int64_t place = 0; tile != tiles_.end(); place += at_once)
         for (int thread = 0; thread < num_threads; ++thread) {
             const Range range = ThreadRange{thread, num_threads}.of(size());
-            if (place < range.size()) parts_[range.begin + place] = *tile++;
+            for (int64_t i = place; i < std::min(place + at_once, range.size()); ++i) parts_[range.begin + i] = *tile++;
         }
     tiles_.swap(parts_);
 }

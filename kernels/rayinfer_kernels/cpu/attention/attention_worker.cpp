@@ -5,6 +5,8 @@
 namespace rayinfer {
 namespace {
 
+constexpr int kRowsWeighedAtOnce = 3;  // so that a row's largest score is not waited for
+
 // By what a sum is multiplied whose weights are relative to another greatest score.
 inline float decay_of(float from, float to) { return from == to ? 1.0f : exp2_of_negative(splat(from - to))[0]; }
 
@@ -108,6 +110,7 @@ void TileWorker<E>::add_chunk(int64_t start, int64_t first_piece, int64_t num_to
     find_next_keys(start);
     // Blocks lie scattered, and each is too short for the processor to guess what comes next. While the first rows' scores
     // are computed, their values are fetched; while those are added, the next keys.
+    const int64_t num_vectors = (num_tokens + kWidth - 1) / kWidth;
     const int64_t num_here = num_pieces - first_piece;
     const bool fetches_keys = (int64_t)next_key_pieces_.size() >= num_here;
     const TokenRange chunk{start, start + num_tokens}, seen = {visible_at(tile_.first_position, chunk).begin, chunk.end};
@@ -117,8 +120,14 @@ void TileWorker<E>::add_chunk(int64_t start, int64_t first_piece, int64_t num_to
         float decay[kTileRows];
         score_rows(first, count, first_piece, num_pieces, group == 0);
         if (group == 0) fetch_next_keys(fetches_keys ? num_here : 0);
-        for (int64_t r = 0; r < count; ++r)
-            decay[r] = weigh_row(first + r, start, (num_tokens + kWidth - 1) / kWidth, &scores_[r * score_stride()], states);
+        for (int64_t r = 0, at_once; r < count; r += at_once) {
+            float* scores = &scores_[r * score_stride()];
+            at_once = r + kRowsWeighedAtOnce <= count ? kRowsWeighedAtOnce : 1;
+            if (at_once > 1)
+                weigh_rows<kRowsWeighedAtOnce>(first + r, start, num_vectors, scores, states, decay + r);
+            else
+                weigh_rows<1>(first + r, start, num_vectors, scores, states, decay + r);
+        }
         const ValueRows rows{first, count, 0, decay, states};
         if (is_plain)
             add_values_of(rows, seen, start, group == 0 && fetches_keys ? next_key_pieces_.data() : nullptr);
@@ -289,41 +298,56 @@ void TileWorker<E>::change_scores(int64_t row, int64_t start, int64_t num_vector
     }
 }
 
-// Converts a row's scores into weights, relative to the greatest score so far; returns the decay of what came before.
+// Makes nothing of the scores of tokens that a row does not see; whole vectors may end behind the chunk.
 template <class E>
-float TileWorker<E>::weigh_row(int64_t row, int64_t start, int64_t num_vectors, float* scores, RowStates states) {
-    if (layer_.softcap != 0.0f || layer_.position_bias != nullptr) change_scores(row, start, num_vectors, scores);
-    const int64_t position = tile_.first_position + row / step_.group();
-    const int64_t first = step_.first_visible(position) - start;
-    const int64_t last = std::min(position - start, step_.chunk() - 1);  // whole vectors may end later
-    if (first > 0 || last < num_vectors * kWidth - 1) {
-        const Int lanes = lane_numbers();
-        for (int64_t v = 0; v < num_vectors; ++v) {
-            const Int token = lanes + (int32_t)(v * kWidth);
-            const Float score = load(scores + v * kWidth);
-            store(scores + v * kWidth,
-                  (token >= (int32_t)first) & (token <= (int32_t)last) ? score : splat(-kInfinity));
-        }
-    }
-    Float greatest = load(scores);
-    for (int64_t v = 1; v < num_vectors; ++v) {
+void TileWorker<E>::hide_tokens(int64_t row, int64_t start, int64_t num_vectors, float* scores) const {
+    const TokenRange seen = visible_at(tile_.first_position + row / step_.group(), {start, start + step_.chunk()});
+    const int64_t first = seen.begin - start, end = seen.end - start;
+    const Int lanes = lane_numbers();
+    auto hide = [&](int64_t v) {
+        const Int token = lanes + (int32_t)(v * kWidth);
         const Float score = load(scores + v * kWidth);
-        greatest = larger(score, greatest);
+        store(scores + v * kWidth, (token >= (int32_t)first) & (token < (int32_t)end) ? score : splat(-kInfinity));
+    };
+    for (int64_t v = 0; v < std::min((first + kWidth - 1) / kWidth, num_vectors); ++v) hide(v);
+    for (int64_t v = std::max<int64_t>(0, end) / kWidth; v < num_vectors; ++v) hide(v);
+}
+
+// Converts scores of neighboring rows into weights, relative to each row's greatest score so far; `decay` becomes that of what
+// came before.
+template <class E>
+template <int Rows>
+void TileWorker<E>::weigh_rows(int64_t row, int64_t start, int64_t num_vectors, float* scores, RowStates states, float* decay) {
+    const int64_t stride = score_stride();
+    for (int r = 0; r < Rows; ++r) {
+        if (layer_.softcap != 0.0f || layer_.position_bias != nullptr)
+            change_scores(row + r, start, num_vectors, scores + r * stride);
+        hide_tokens(row + r, start, num_vectors, scores + r * stride);
     }
-    const float before = states.most(row), most = std::max(before, max_of(greatest));
-    const float decay = decay_of(before, most), origin = most == -kInfinity ? 0.0f : most;  // nothing to see yet: zeros
-    Float total = load(states.total(row)) * decay;
-    Plain<E>* weights = (Plain<E>*)scores;  // in the same place: none is longer than its score
-    for (int64_t v = 0; v < num_vectors; ++v) {
-        Float weight = exp2_of_negative(load(scores + v * kWidth) - origin);
-        total += weight;
-        if constexpr (Cache<E>::kHasScales)
-            weight = weight == 0.0f ? weight : weight * load(&value_scales_[v * kWidth]);
-        store(weights + v * kWidth, weight);
+    Float greatest[Rows], total[Rows];
+    for (int r = 0; r < Rows; ++r) greatest[r] = load(scores + r * stride);
+    for (int64_t v = 1; v < num_vectors; ++v)
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; ++r) greatest[r] = larger(load(scores + r * stride + v * kWidth), greatest[r]);
+    float origin[Rows];
+    for (int r = 0; r < Rows; ++r) {
+        const float before = states.most(row + r), most = std::max(before, max_of(greatest[r]));
+        decay[r] = decay_of(before, most);
+        origin[r] = most == -kInfinity ? 0.0f : most;  // nothing to see yet: zeros
+        total[r] = load(states.total(row + r)) * decay[r];
+        states.most(row + r) = most;
     }
-    store(states.total(row), total);
-    states.most(row) = most;
-    return decay;
+    for (int64_t v = 0; v < num_vectors; ++v)
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; ++r) {
+            float* row_scores = scores + r * stride;
+            Float weight = exp2_of_negative(load(row_scores + v * kWidth) - origin[r]);
+            total[r] += weight;
+            if constexpr (Cache<E>::kHasScales)
+                weight = weight == 0.0f ? weight : weight * load(&value_scales_[v * kWidth]);
+            store((Plain<E>*)row_scores + v * kWidth, weight);  // in the same place: none is longer than its score
+        }
+    for (int r = 0; r < Rows; ++r) store(states.total(row + r), total[r]);
 }
 
 template class TileWorker<float>;

@@ -36,7 +36,16 @@ struct EncodedRows {
     }
 };
 
-// Puts results into rows of Out.
+// Fetches cache lines of rows that will be written to and that another core may have used last: a thread that takes its next
+// unit waits until all that it stored is in its cache.
+template <class Out>
+inline void fetch_results(Out* out, int64_t stride, Range rows, Range columns) {
+    for (int64_t row = rows.begin; row < rows.end; ++row)
+        for (int64_t column = columns.begin; column < columns.end; column += kLine / (int64_t)sizeof(Out))
+            __builtin_prefetch(out + row * stride + column, 1, 2);
+}
+
+// Puts results into rows of Out. `fetch` comes before them, while they are computed.
 template <class Out>
 struct StoreInRows {
     Out* out;
@@ -44,7 +53,7 @@ struct StoreInRows {
     void operator()(int64_t row, int64_t column, Float x, int64_t left) const {
         store(out + row * stride + column, x, left);
     }
-    void fetch(Range, Range) const {}
+    void fetch(Range rows, Range columns) const { fetch_results(out, stride, rows, columns); }
 };
 
 // Adds results to rows of float32.
@@ -55,12 +64,7 @@ struct AddToRows {
         float* to = sums + row * stride + column;
         store(to, load(to, left) + x, left);
     }
-    // Fetches sums that another core may have written last, while the products are computed.
-    void fetch(Range rows, Range columns) const {
-        for (int64_t row = rows.begin; row < rows.end; ++row)
-            for (int64_t column = columns.begin; column < columns.end; column += kLine / sizeof(float))
-                __builtin_prefetch(sums + row * stride + column, 1, 2);
-    }
+    void fetch(Range rows, Range columns) const { fetch_results(sums, stride, rows, columns); }
 };
 
 // Many rows are divided into parts for different threads, each of which then finds its rows in its second level cache, but
