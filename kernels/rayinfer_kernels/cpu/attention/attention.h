@@ -92,32 +92,38 @@ class TileWorker {
     }
 
   private:
+    // Calls `each(row, token, head)`.
+    template <class Each>
+    void for_each_row(const Tile& tile, const Each& each) const {
+        int64_t row = 0;
+        for (int64_t token = tile.first_token; token < tile.first_token + tile.num_tokens; ++token)
+            for (int64_t head = tile.kv_head * step_.group; head < (tile.kv_head + 1) * step_.group; ++head)
+                each(row++, token, head);
+    }
+
     template <class X>
     void load_queries(const Tile& tile, Heads<X> query) {
-        const int64_t group = step_.group();
-        for (int64_t row = 0; row < tile.num_tokens * group; ++row) {
-            const X* from = query.at(tile.first_token + row / group, tile.kv_head * group + row % group);
+        for_each_row(tile, [&](int64_t row, int64_t token, int64_t head) {
+            const X* from = query.at(token, head);
             // Up to the padding's end: what an earlier step left there could be no number, and keys' zeros would keep it.
-            for (int64_t d = 0; d < step_.padded_dim(); d += kWidth)
-                store(&query_[row * step_.padded_dim() + d], load(from + d, step_.head_dim - d));
-        }
+            for (int64_t d = 0; d < step_.padded_dim; d += kWidth)
+                store(&query_[row * step_.padded_dim + d], load(from + d, step_.head_dim - d));
+        });
     }
 
     template <class Put>
     void fetch_results(const Tile& tile, const Put& put) const {
-        const int64_t first_head = tile.kv_head * step_.group();
-        put.fetch({tile.first_token, tile.first_token + tile.num_tokens}, {first_head, first_head + step_.group()});
+        const int64_t first_head = tile.kv_head * step_.group;
+        put.fetch({tile.first_token, tile.first_token + tile.num_tokens}, {first_head, first_head + step_.group});
     }
 
     template <class Put>
     void put_results(const Tile& tile, const float* results, const Put& put) {
-        const int64_t group = step_.group();
-        for (int64_t row = 0; row < tile.num_tokens * group; ++row)
-            put(tile.first_token + row / group, tile.kv_head * group + row % group, results + row * states_stride());
+        for_each_row(tile, [&](int64_t row, int64_t token, int64_t head) { put(token, head, results + row * states_stride()); });
     }
 
-    int64_t states_stride() const { return step_.padded_dim() + RowStates::kExtra; }
-    int64_t score_stride() const { return (step_.chunk() + kWidth - 1) / kWidth * kWidth; }
+    int64_t states_stride() const { return step_.padded_dim + RowStates::kExtra; }
+    int64_t score_stride() const { return (step_.chunk + kWidth - 1) / kWidth * kWidth; }
 
     void begin(const AttentionLayer<E>& layer, AttentionTiles& tiles);
     // The finished rows, states_stride() apart; null while other parts of a split tile are not through.

@@ -21,7 +21,7 @@ void AttentionTiles::cut(const AttentionStep& step, int num_threads) {
 }
 
 void AttentionTiles::add_tiles(int32_t request) {
-    const int32_t end = step_.cu_seqlens_q[request + 1], tokens_per_tile = (int32_t)step_.tokens_per_tile();
+    const int32_t end = step_.cu_seqlens_q[request + 1], tokens_per_tile = (int32_t)step_.tokens_per_tile;
     const int64_t offset = (int64_t)step_.seq_lens[request] - end;
     for (int32_t token = step_.cu_seqlens_q[request]; token < end; token += tokens_per_tile) {
         const int32_t num_tokens = std::min(tokens_per_tile, end - token);
@@ -33,7 +33,7 @@ void AttentionTiles::add_tiles(int32_t request) {
 }
 
 void AttentionTiles::split_tiles() {
-    const int64_t length = step_.part();
+    const int64_t length = step_.part;
     int64_t num_states = 0;
     parts_.clear();
     for (Tile tile : tiles_) {
@@ -41,7 +41,7 @@ void AttentionTiles::split_tiles() {
         if (num_parts > 1) {
             tile.split = (int32_t)splits_.size();
             splits_.push_back({num_states, num_parts, num_parts});
-            num_states += num_parts * tile.num_tokens * step_.group();
+            num_states += num_parts * tile.num_tokens * step_.group;
         }
         const int64_t end = tile.end;
         for (tile.part = 0; tile.part < num_parts; ++tile.part) {
@@ -51,7 +51,7 @@ void AttentionTiles::split_tiles() {
         }
     }
     tiles_.swap(parts_);
-    const int64_t num_floats = num_states * (step_.padded_dim() + RowStates::kExtra);
+    const int64_t num_floats = num_states * (step_.padded_dim + RowStates::kExtra);
     if ((int64_t)states_.size() < num_floats) states_.resize(num_floats);
 }
 
@@ -78,7 +78,7 @@ bool AttentionTiles::is_last_part(int32_t split) {
 }
 
 RowStates AttentionTiles::part_states(const Tile& tile, int32_t part) {
-    const int64_t rows = tile.num_tokens * step_.group(), dim = step_.padded_dim();
+    const int64_t rows = tile.num_tokens * step_.group, dim = step_.padded_dim;
     return {states_.data() + (splits_[tile.split].first_state + part * rows) * (dim + RowStates::kExtra), dim};
 }
 

@@ -18,22 +18,23 @@ namespace rayinfer {
 struct AttentionStep {
     const int32_t* block_tables;  // [num_requests, block_table_stride]
     int64_t block_table_stride;
-    const int32_t* cu_seqlens_q;     // [num_requests + 1]
-    const int32_t* seq_lens;  // [num_requests], the step's tokens included
-    int64_t num_requests, num_heads, num_kv_heads, head_dim, block_size;
-    int64_t window;  // 0: none
-
-    int64_t group() const { return num_heads / num_kv_heads; }
-    int64_t padded_dim() const { return (head_dim + 15) / 16 * 16; }
-    int64_t first_visible(int64_t position) const { return window ? std::max<int64_t>(0, position - window + 1) : 0; }
-
-    // Tokens whose scores are computed together: some pieces of blocks, and all pieces are alike.
-    int64_t piece() const { return block_size % kTokensPerChunk ? block_size : kTokensPerChunk; }
-    int64_t chunk() const { return std::max<int64_t>(1, kTokensPerChunk / piece()) * piece(); }
-    int64_t part() const { return (kTokensPerPart + chunk() - 1) / chunk() * chunk(); }
-    int64_t tokens_per_tile() const { return std::max<int64_t>(1, kRowsPerTile / group()); }
+    const int32_t* cu_seqlens_q;  // [num_requests + 1]
+    const int32_t* seq_lens;      // [num_requests], the step's tokens included
+    int64_t num_requests = 0, num_heads = 1, num_kv_heads = 1, head_dim = 0, block_size = 1;
+    int64_t window = 0;  // none
 
     static constexpr int64_t kTokensPerChunk = 256, kTokensPerPart = 256, kRowsPerTile = 48;
+
+    // What follows from these. A decode step's tiles are short: dividing for each row and block took a twentieth of them.
+    int64_t group = num_heads / num_kv_heads;
+    int64_t padded_dim = (head_dim + 15) / 16 * 16;
+    int64_t tokens_per_tile = std::max<int64_t>(1, kRowsPerTile / group);
+    // Tokens whose scores are computed together: some pieces of blocks, and all pieces are alike.
+    int64_t piece = block_size % kTokensPerChunk ? block_size : kTokensPerChunk;
+    int64_t chunk = std::max<int64_t>(1, kTokensPerChunk / piece) * piece;
+    int64_t part = (kTokensPerPart + chunk - 1) / chunk * chunk;
+
+    int64_t first_visible(int64_t position) const { return window ? std::max<int64_t>(0, position - window + 1) : 0; }
 };
 
 struct Tile {

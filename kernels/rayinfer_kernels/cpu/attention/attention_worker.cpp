@@ -29,14 +29,14 @@ void TileWorker<E>::begin(const AttentionLayer<E>& layer, AttentionTiles& tiles)
     layer_ = layer;
     tiles_ = &tiles;
     step_ = tiles.step();
-    const int64_t rows = step_.tokens_per_tile() * step_.group(), chunk = step_.chunk();
+    const int64_t rows = step_.tokens_per_tile * step_.group, chunk = step_.chunk;
     auto grow = [](auto& of, int64_t count) { if ((int64_t)of.size() < count) of.resize(count); };
-    grow(query_, rows * step_.padded_dim());
+    grow(query_, rows * step_.padded_dim);
     grow(scores_, kTileRows * score_stride());
     grow(whole_, rows * states_stride());
     grow(part_, rows * states_stride());
-    grow(key_pieces_, chunk / step_.piece());
-    grow(value_pieces_, chunk / step_.piece());
+    grow(key_pieces_, chunk / step_.piece);
+    grow(value_pieces_, chunk / step_.piece);
     if (Cache<E>::kHasScales) {
         grow(key_scales_, score_stride());
         grow(value_scales_, score_stride());
@@ -46,8 +46,8 @@ void TileWorker<E>::begin(const AttentionLayer<E>& layer, AttentionTiles& tiles)
 template <class E>
 const float* TileWorker<E>::attend(const Tile& tile) {
     tile_ = tile;
-    num_rows_ = tile.num_tokens * step_.group();
-    RowStates states{whole_.data(), step_.padded_dim()};
+    num_rows_ = tile.num_tokens * step_.group;
+    RowStates states{whole_.data(), step_.padded_dim};
     if (tile.split >= 0) {
         attend_to_part(tile.begin, tile.end, tiles_->part_states(tile, tile.part));
         if (!tiles_->is_last_part(tile.split)) return nullptr;
@@ -55,8 +55,8 @@ const float* TileWorker<E>::attend(const Tile& tile) {
         for (int32_t part = 1; part < tiles_->num_parts(tile.split); ++part)
             fold(states, tiles_->part_states(tile, part), num_rows_);
     } else {
-        const RowStates part{part_.data(), step_.padded_dim()};
-        const int64_t length = step_.part(), first_end = (tile.begin / length + 1) * length;
+        const RowStates part{part_.data(), step_.padded_dim};
+        const int64_t length = step_.part, first_end = (tile.begin / length + 1) * length;
         attend_to_part(tile.begin, std::min(first_end, tile.end), states);
         for (int64_t begin = first_end; begin < tile.end; begin += length) {
             attend_to_part(begin, std::min(begin + length, tile.end), part);
@@ -66,7 +66,7 @@ const float* TileWorker<E>::attend(const Tile& tile) {
     if (layer_.sinks != nullptr) add_sinks(states);
     for (int64_t row = 0; row < num_rows_; ++row) {
         const float factor = 1.0f / *states.total(row);
-        for (int64_t d = 0; d < step_.padded_dim(); d += kWidth)
+        for (int64_t d = 0; d < step_.padded_dim; d += kWidth)
             store(states.sums(row) + d, load(states.sums(row) + d) * factor);
     }
     return states.data;
@@ -75,13 +75,13 @@ const float* TileWorker<E>::attend(const Tile& tile) {
 // Adds what each head's sink takes of the weights to the totals of complete rows.
 template <class E>
 void TileWorker<E>::add_sinks(RowStates states) const {
-    const int64_t group = step_.group();
+    const int64_t group = step_.group;
     for (int64_t row = 0; row < num_rows_; ++row) {
         const float sink = layer_.sinks[tile_.kv_head * group + row % group] * kLog2e;
         const float before = states.most(row), most = std::max(before, sink);
         const float decay = decay_of(before, most);
         *states.total(row) = *states.total(row) * decay + decay_of(sink, most);
-        for (int64_t d = 0; d < step_.padded_dim(); d += kWidth)
+        for (int64_t d = 0; d < step_.padded_dim; d += kWidth)
             store(states.sums(row) + d, load(states.sums(row) + d) * decay);
     }
 }
@@ -92,10 +92,10 @@ void TileWorker<E>::attend_to_part(int64_t begin, int64_t end, RowStates states)
         std::fill_n(states.sums(row), states.stride(), 0.0f);
         states.most(row) = -kInfinity;
     }
-    const int64_t chunk = step_.chunk();
+    const int64_t chunk = step_.chunk;
     for (int64_t start = begin / chunk * chunk; start < end; start += chunk) {
         // Blocks that no row sees any more may belong to others by now.
-        const int64_t first_piece = std::max<int64_t>(0, begin - start) / step_.piece();
+        const int64_t first_piece = std::max<int64_t>(0, begin - start) / step_.piece;
         add_chunk(start, first_piece, std::min(end - start, chunk), states);
     }
     for (int64_t row = 0; row < num_rows_; ++row) *states.total(row) = sum_of(load(states.total(row)));
@@ -104,7 +104,7 @@ void TileWorker<E>::attend_to_part(int64_t begin, int64_t end, RowStates states)
 // The tokens [start, start + num_tokens) of the request; those before the first piece are seen by no row.
 template <class E>
 void TileWorker<E>::add_chunk(int64_t start, int64_t first_piece, int64_t num_tokens, RowStates states) {
-    const int64_t piece = step_.piece(), num_pieces = (num_tokens + piece - 1) / piece;
+    const int64_t piece = step_.piece, num_pieces = (num_tokens + piece - 1) / piece;
     const int64_t num_groups = (num_rows_ + kTileRows - 1) / kTileRows;
     find_pieces(start, first_piece, num_pieces);
     find_next_keys(start);
@@ -157,12 +157,12 @@ template <class E>
 bool TileWorker<E>::has_finite_values(int64_t begin, int64_t end) const {
     if (begin >= end) return true;
     constexpr int64_t n = kNeighbors<E>;
-    const int64_t piece = step_.piece();
+    const int64_t piece = step_.piece;
     Float spoilt = splat(0.0f);
     for (int64_t token = begin / n * n, next; token < end; token = next) {
         next = std::min((end + n - 1) / n * n, (token / piece + 1) * piece);
-        const E* values = value_pieces_[token / piece] + token % piece * step_.padded_dim();
-        for (int64_t i = 0; i < (next - token) * step_.padded_dim(); i += kWidth)
+        const E* values = value_pieces_[token / piece] + token % piece * step_.padded_dim;
+        for (int64_t i = 0; i < (next - token) * step_.padded_dim; i += kWidth)
             if constexpr (!Cache<E>::kHasScales) spoilt += load(values + i) * 0.0f;
     }
     return sum_of(spoilt) == 0.0f;
@@ -173,7 +173,7 @@ bool TileWorker<E>::has_finite_values(int64_t begin, int64_t end) const {
 template <class E>
 void TileWorker<E>::add_visible_values(const ValueRows& rows, TokenRange chunk) {
     constexpr int64_t n = kNeighbors<E>;
-    const int64_t group = step_.group(), end = rows.first + rows.count, position = tile_.first_position;
+    const int64_t group = step_.group, end = rows.first + rows.count, position = tile_.first_position;
     const TokenRange first = visible_at(position + rows.first / group, chunk);
     const TokenRange last = visible_at(position + (end - 1) / group, chunk);
     TokenRange common = {(last.begin + n - 1) / n * n, first.end / n * n};
@@ -197,11 +197,11 @@ template <class E>
 void TileWorker<E>::add_values_of(const ValueRows& rows, TokenRange tokens, int64_t start, const E* const* ahead) {
     if (tokens.is_empty()) return;
     constexpr int64_t weights_per_score = sizeof(float) / sizeof(Plain<E>);
-    const int64_t skipped = tokens.begin - start, piece = skipped ? skipped / step_.piece() : 0;
-    const int64_t first = piece * step_.piece();
+    const int64_t skipped = tokens.begin - start, piece = skipped ? skipped / step_.piece : 0;
+    const int64_t first = piece * step_.piece;
     const Plain<E>* weights = (const Plain<E>*)&scores_[rows.first_score * score_stride()] + first;
-    add_values<E>(rows.count, {weights, score_stride() * weights_per_score, &value_pieces_[piece], ahead, step_.piece(),
-                               skipped - first, tokens.end - start - first, step_.padded_dim(), rows.decay,
+    add_values<E>(rows.count, {weights, score_stride() * weights_per_score, &value_pieces_[piece], ahead, step_.piece,
+                               skipped - first, tokens.end - start - first, step_.padded_dim, rows.decay,
                                rows.states.sums(rows.first), rows.states.stride()});
     std::fill_n(rows.decay, rows.count, 1.0f);
 }
@@ -209,17 +209,17 @@ void TileWorker<E>::add_values_of(const ValueRows& rows, TokenRange tokens, int6
 template <class E>
 void TileWorker<E>::find_pieces(int64_t start, int64_t first_piece, int64_t num_pieces) {
     const Cache<E>& cache = layer_.cache;
-    const int32_t* table = step_.block_tables + tile_.request * step_.block_table_stride;
-    for (int64_t i = first_piece; i < num_pieces; ++i) {
-        const int64_t token = start + i * step_.piece(), offset = token % cache.block_size;
-        const int64_t block = table[token / cache.block_size];
-        key_pieces_[i] = cache.key_block(block, tile_.kv_head) + offset * kNeighbors<E>;
-        value_pieces_[i] = cache.value_block(block, tile_.kv_head) + offset * cache.padded_dim;
+    const int64_t piece = step_.piece, first = start + first_piece * piece;
+    const int32_t* block = step_.block_tables + tile_.request * step_.block_table_stride + first / cache.block_size;
+    for (int64_t i = first_piece, offset = first % cache.block_size; i < num_pieces; ++i) {
+        key_pieces_[i] = cache.key_block(*block, tile_.kv_head) + offset * kNeighbors<E>;
+        value_pieces_[i] = cache.value_block(*block, tile_.kv_head) + offset * cache.padded_dim;
         if constexpr (Cache<E>::kHasScales) {
-            const int64_t slot = cache.first_slot(block, tile_.kv_head) + offset, count = step_.piece();
-            std::copy_n(cache.key_scales + slot, count, &key_scales_[i * count]);
-            std::copy_n(cache.value_scales + slot, count, &value_scales_[i * count]);
+            const int64_t slot = cache.first_slot(*block, tile_.kv_head) + offset;
+            std::copy_n(cache.key_scales + slot, piece, &key_scales_[i * piece]);
+            std::copy_n(cache.value_scales + slot, piece, &value_scales_[i * piece]);
         }
+        if ((offset += piece) == cache.block_size) offset = 0, ++block;
     }
 }
 
@@ -227,18 +227,21 @@ void TileWorker<E>::find_pieces(int64_t start, int64_t first_piece, int64_t num_
 template <class E>
 void TileWorker<E>::find_next_keys(int64_t start) {
     next_key_pieces_.clear();
-    if (step_.piece() < step_.block_size) return;  // keys of a part of a block do not lie in one piece
-    int64_t begin = start + step_.chunk();
+    if (step_.piece < step_.block_size) return;  // keys of a part of a block do not lie in one piece
+    int64_t begin = start + step_.chunk;
     const Tile* tile = &tile_;
     if (begin >= tile_.end) {
         if (next_tile_ == nullptr) return;
         tile = next_tile_;
-        begin = tile->begin / step_.chunk() * step_.chunk();
+        begin = tile->begin / step_.chunk * step_.chunk;
     }
     const Cache<E>& cache = layer_.cache;
     const int32_t* table = step_.block_tables + tile->request * step_.block_table_stride;
-    for (int64_t token = begin; token < std::min(tile->end, begin + step_.chunk()); token += step_.block_size) {
-        const int64_t block = table[token / step_.block_size];
+    const int32_t* blocks = table + begin / step_.block_size;
+    const int64_t num_tokens = std::min(tile->end - begin, step_.chunk);
+    const int64_t num_blocks = (num_tokens + step_.block_size - 1) / step_.block_size;
+    for (int64_t i = 0; i < num_blocks; ++i) {
+        const int64_t block = blocks[i];
         next_key_pieces_.push_back(cache.key_block(block, tile->kv_head));
         if constexpr (Cache<E>::kHasScales) {
             __builtin_prefetch(cache.key_scales + cache.first_slot(block, tile->kv_head));
@@ -250,27 +253,28 @@ void TileWorker<E>::find_next_keys(int64_t start) {
 // From one of them on.
 template <class E>
 void TileWorker<E>::fetch_next_keys(int64_t first) const {
-    const int64_t bytes = step_.piece() * step_.padded_dim() * (int64_t)sizeof(E);
+    const int64_t bytes = step_.piece * step_.padded_dim * (int64_t)sizeof(E);
     for (int64_t i = first; i < (int64_t)next_key_pieces_.size(); ++i)
         for (int64_t at = 0; at < bytes; at += kLine) fetch<kLine>((const char*)next_key_pieces_[i] + at);
 }
 
 template <class E>
 void TileWorker<E>::score_rows(int64_t row, int64_t num_rows, int64_t first_piece, int64_t num_pieces, bool fetches_values) {
-    const int64_t piece = step_.piece(), width = piece % kSimd ? 8 : kSimd, per_piece = piece / width;
+    const int64_t piece = step_.piece, width = piece % kSimd ? 8 : kSimd, per_piece = piece / width;
     const bool is_changed = layer_.softcap != 0.0f || layer_.position_bias != nullptr;
     ScoreTask<E> task;
-    task.query = &query_[row * step_.padded_dim()];
-    task.query_stride = task.padded_dim = step_.padded_dim();
+    task.query = &query_[row * step_.padded_dim];
+    task.query_stride = task.padded_dim = step_.padded_dim;
     task.block_size = step_.block_size;
     task.factor = is_changed ? layer_.scale : layer_.scale * kLog2e;
     task.score_stride = score_stride();
+    int64_t index = first_piece, offset = 0;
     for (int64_t at = first_piece * per_piece, end = num_pieces * per_piece; at < end;) {
         const int64_t count = end - at >= kTileVectors ? kTileVectors : end - at >= 2 ? 2 : 1;
         for (int64_t v = 0; v < count; ++v) {
-            const int64_t index = (at + v) / per_piece, offset = (at + v) % per_piece * width;
             task.keys[v] = key_pieces_[index] + offset * kNeighbors<E>;
-            task.ahead[v] = fetches_values ? value_pieces_[index] + offset * step_.padded_dim() : nullptr;
+            task.ahead[v] = fetches_values ? value_pieces_[index] + offset * step_.padded_dim : nullptr;
+            if ((offset += width) == piece) offset = 0, ++index;
         }
         task.scales = Cache<E>::kHasScales ? &key_scales_[at * width] : nullptr;
         task.scores = &scores_[at * width];
@@ -282,8 +286,8 @@ void TileWorker<E>::score_rows(int64_t row, int64_t num_rows, int64_t first_piec
 // The model's own changes; from here on scores are exponents of two.
 template <class E>
 void TileWorker<E>::change_scores(int64_t row, int64_t start, int64_t num_vectors, float* scores) const {
-    const int64_t head = tile_.kv_head * step_.group() + row % step_.group();
-    const int64_t distance = tile_.first_position + row / step_.group() - start;
+    const int64_t head = tile_.kv_head * step_.group + row % step_.group;
+    const int64_t distance = tile_.first_position + row / step_.group - start;
     for (int64_t v = 0; v < num_vectors; ++v) {
         Float score = load(scores + v * kWidth);
         if (layer_.softcap != 0.0f) score = layer_.softcap * tanh(score / layer_.softcap);
@@ -301,7 +305,7 @@ void TileWorker<E>::change_scores(int64_t row, int64_t start, int64_t num_vector
 // Makes nothing of the scores of tokens that a row does not see; whole vectors may end behind the chunk.
 template <class E>
 void TileWorker<E>::hide_tokens(int64_t row, int64_t start, int64_t num_vectors, float* scores) const {
-    const TokenRange seen = visible_at(tile_.first_position + row / step_.group(), {start, start + step_.chunk()});
+    const TokenRange seen = visible_at(tile_.first_position + row / step_.group, {start, start + step_.chunk});
     const int64_t first = seen.begin - start, end = seen.end - start;
     const Int lanes = lane_numbers();
     auto hide = [&](int64_t v) {
