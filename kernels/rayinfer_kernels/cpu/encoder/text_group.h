@@ -169,7 +169,7 @@ class TextGroup {
         team.share(panel_units * row_units, [&](int64_t unit) {
             const Range some = ThreadRange{(int)(unit / row_units), (int)panel_units}.of(panels.size());
             const Range tokens = ThreadRange{(int)(unit % row_units), (int)row_units}.of(rows.num_rows);
-            layer.run(rows, tokens, {panels.begin + some.begin, panels.begin + some.end}, put);
+            layer.run(rows, tokens, {panels.begin + some.begin, panels.begin + some.end}, put, team.num_threads() > 1);
         });
     }
 

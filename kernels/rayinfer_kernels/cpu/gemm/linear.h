@@ -96,16 +96,17 @@ struct LinearLayer {
                 const int64_t count = std::min(taken.end - unit, num_panels - panel);
                 const Range tiles = ThreadRange{(int)part, (int)num_parts}.of(num_tiles);
                 run(rows, {tiles.begin * kRowsAtOnce, std::min(tiles.end * kRowsAtOnce, rows.num_rows)},
-                    {panel, panel + count}, put);
+                    {panel, panel + count}, put, num_threads > 1);
                 unit += count;
             }
             team.finish(taken.size());
         }
     }
 
-    // The rows of a range by the panels of another; a gated weight counts its panels in pairs.
+    // The rows of a range by the panels of another; a gated weight counts its panels in pairs. `is_shared` says whether other
+    // threads use the rows of results, too.
     template <class Put>
-    void run(EncodedRows rows, Range row_range, Range units, const Put& put) const {
+    void run(EncodedRows rows, Range row_range, Range units, const Put& put, bool is_shared) const {
         alignas(kRowAlignment) float sums[kRowsPerBlock * kPanelsAtOnce * kPanelWidth];
         const int64_t panels_per_unit = weight.is_gated ? 2 : 1;
         const RowTiles blocks(row_range.size(), kRowsPerBlock);
@@ -115,7 +116,7 @@ struct LinearLayer {
             for (int64_t row = row_range.begin, end; row < row_range.end; row = end) {
                 end = row_range.begin + blocks.end_of(row - row_range.begin);
                 const RowTile block = rows.part(row, end);
-                put.fetch({row, end}, {unit * kPanelWidth, (unit + count) * kPanelWidth});
+                if (is_shared) put.fetch({row, end}, {unit * kPanelWidth, (unit + count) * kPanelWidth});
                 panel_products<T>(weight, block, unit * panels_per_unit, num_panels, sums);
                 for (int64_t r = 0; r < block.num_rows; ++r) {
                     add_terms(row + r, unit * kPanelWidth, count, r + 1 < block.num_rows, sums + r * width);

@@ -54,7 +54,7 @@ void grouped_gemm(const ModelRows<T>& x, const Weight& first, const int32_t* gro
             const Weight weight = weight_of(first, task.group);
             LinearLayer<T>{weight, nullptr, Activation::none}.run(
                 rows, task.rows, {unit, std::min(unit + units_per_task, num_units)},
-                StoreInRows<T>{out, weight.out_features});
+                StoreInRows<T>{out, weight.out_features}, num_threads > 1);
         }
     }
 }
