@@ -46,6 +46,15 @@ def test_a_row_is_multiplied_alike_to_the_bit_alone_in_a_batch_and_on_any_number
         assert torch.equal(isa_kernels.packed_linear(x[part], packed, None), together[part]), count
 
 
+@pytest.mark.parametrize("out_features", [46080, 46081])  # whole cache lines, and rows that begin within one
+def test_results_of_more_bytes_than_caches_hold_are_the_same_bits(isa_kernels, dtype, out_features):
+    num_rows = (16 << 20) // (out_features * dtype.itemsize) + 1
+    x, packed = torch.randn(num_rows, 3).to(dtype), pack(torch.randn(out_features, 3).to(dtype))
+    results = isa_kernels.packed_linear(x, packed, None)
+    for row in range(0, num_rows, 7):
+        assert torch.equal(results[row : row + 7], isa_kernels.packed_linear(x[row : row + 7], packed, None)), row
+
+
 @pytest.mark.parametrize(
     "weight_format", [None, WeightFormat.INT8, WeightFormat.INT8_DYNAMIC, WeightFormat.INT4_DYNAMIC], ids=str
 )

@@ -166,6 +166,27 @@ inline void store(T* to, Float x, int64_t count) {
     for (int64_t i = 0; i < count; ++i) to[i] = part[i];
 }
 
+// Stores past the caches; `to` is aligned to the bytes stored. Other threads see them behind `finish_streams`.
+template <class T>
+inline void stream(T* to, Float x) {
+    store(to, x);
+}
+#if defined(__AVX512F__)
+template <>
+inline void stream(float* to, Float x) {
+    _mm512_stream_ps(to, (__m512)x);
+}
+template <>
+inline void stream(bfloat16* to, Float x) {
+    _mm256_stream_si256((__m256i*)to, (__m256i)narrow(x));
+}
+#endif
+inline void finish_streams() {
+#if defined(__AVX512F__)
+    _mm_sfence();
+#endif
+}
+
 // What x becomes when it is kept in T and read back.
 template <class T>
 inline Float rounded_to(Float x);

@@ -6,6 +6,25 @@
 namespace rayinfer {
 namespace {
 
+constexpr int64_t kMostCachedBytes = 16 << 20;  // of results: more leave a third level cache before anything reads them
+
+// Puts results into rows past the caches: lines that are written whole need not be read first.
+template <class T>
+struct StreamIntoRows {
+    T* out;
+    int64_t stride;
+
+    static bool can_store(const T* out, int64_t stride, int64_t num_rows) {
+        const int64_t row_bytes = stride * (int64_t)sizeof(T);
+        return row_bytes * num_rows > kMostCachedBytes && ((uintptr_t)out | (uintptr_t)row_bytes) % kLine == 0;
+    }
+    void operator()(int64_t row, int64_t column, Float x, int64_t left) const {
+        T* to = out + row * stride + column;
+        left >= kWidth ? stream(to, x) : store(to, x, left);
+    }
+    void fetch(Range, Range) const {}
+};
+
 template <class T>
 void linear(const ModelRows<T>& x, LinearLayer<T> layer, T* out, int num_threads) {
     thread_local RowBuffer encoded, widened, products;
@@ -30,7 +49,13 @@ void linear(const ModelRows<T>& x, LinearLayer<T> layer, T* out, int num_threads
 #pragma omp barrier
         }
         StageTeam team(memory, thread);
-        layer.run(rows, team, StoreInRows<T>{out, layer.weight.out_features});  // the region's end waits for all threads
+        const int64_t stride = layer.weight.out_features;  // the region's end waits for all threads
+        if (StreamIntoRows<T>::can_store(out, stride, x.num_rows)) {
+            layer.run(rows, team, StreamIntoRows<T>{out, stride});
+            finish_streams();
+        } else {
+            layer.run(rows, team, StoreInRows<T>{out, stride});
+        }
     }
 }
 

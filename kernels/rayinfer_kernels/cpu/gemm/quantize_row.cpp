@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "core/fetch_ahead.h"
 #include "gemm/encoded_rows.h"
 
 #if defined(__x86_64__)
@@ -29,12 +30,19 @@ inline int32_t largest_lane(Int lanes) {
 
 // The bits of the largest size: sizes are ordered as their bits are, with infinity and NaN above all numbers.
 int32_t largest_size(const float* row, int64_t width) {
-    Int most = {};
-    for (int64_t i = 0; i < width; i += kWidth) {
-        const Int size = (Int)load(row + i, width - i) & 0x7fffffff;
-        most = size > most ? size : most;
-    }
-    return largest_lane(most);
+    constexpr int64_t count = 4;  // so that none waits for the one before
+    auto larger_size = [](Int most, Float x) {
+        const Int size = (Int)x & 0x7fffffff;
+        return size > most ? size : most;
+    };
+    Int most[count] = {};
+    int64_t i = 0;
+    for (; i + count * kWidth <= width; i += count * kWidth)
+#pragma GCC unroll 4
+        for (int64_t j = 0; j < count; ++j) most[j] = larger_size(most[j], load(row + i + j * kWidth));
+    for (; i < width; i += kWidth) most[0] = larger_size(most[0], load(row + i, width - i));
+    for (int64_t j = 1; j < count; ++j) most[0] = most[j] > most[0] ? most[j] : most[0];
+    return largest_lane(most[0]);
 }
 
 typedef int8_t Numbers __attribute__((vector_size(kWidth)));
@@ -59,6 +67,19 @@ inline Numbers nearest(Float x) {
     return numbers;
 #endif
 }
+
+#if defined(__AVX512BW__)
+// The same of 64 numbers.
+inline __m512i nearest_of_line(const float* row, Float inverse) {
+    __m512i whole[4];
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) whole[v] = _mm512_cvtps_epi32((__m512)(load(row + v * kWidth) * inverse));
+    // Packing keeps to parts of 128 bits, each of which has four bytes of every register then.
+    const __m512i first = _mm512_packs_epi32(whole[0], whole[1]), last = _mm512_packs_epi32(whole[2], whole[3]);
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    return _mm512_permutexvar_epi32(order, _mm512_packs_epi16(first, last));
+}
+#endif
 
 // What makes the sign go: 128 is added to each number.
 inline Numbers moved_up(Numbers numbers) { return numbers ^ (int8_t)-128; }
@@ -98,7 +119,12 @@ inline int32_t sum_of_group(const uint8_t* numbers) {
 void quantize(const float* row, int64_t width, int64_t padded, float inverse, void* to) {
     uint8_t* bytes = quantized_numbers(to);
     [[maybe_unused]] int16_t* wide = wide_numbers(to, padded);
-    for (int64_t i = 0; i < padded; i += kWidth) {
+    int64_t i = 0;
+#if defined(__AVX512BW__)
+    for (; i + kLine <= width; i += kLine)
+        _mm512_storeu_si512(bytes + i, _mm512_xor_si512(nearest_of_line(row + i, splat(inverse)), _mm512_set1_epi8(-128)));
+#endif
+    for (; i < padded; i += kWidth) {
         const Numbers numbers = nearest(load(row + i, width - i) * inverse);
         const Numbers stored = kMultipliesSigned ? numbers : moved_up(numbers);
         std::memcpy(bytes + i, &stored, sizeof(stored));
@@ -114,7 +140,14 @@ void quantize_groups(const float* row, int64_t width, int64_t padded, float inve
     static_assert(kGroupSize % kWidth == 0);
     uint8_t* bytes = quantized_numbers(to);
     int32_t* sums = group_offsets(to, padded);
-    for (int64_t group = 0; group < padded; group += kGroupSize) {
+    int64_t group = 0;
+#if defined(__AVX512BW__)
+    for (; group + kLine <= width; group += kLine) {
+        _mm512_storeu_si512(bytes + group, nearest_of_line(row + group, splat(inverse)));
+        for (int64_t i = group; i < group + kLine; i += kGroupSize) *sums++ = sum_of_group(bytes + i);
+    }
+#endif
+    for (; group < padded; group += kGroupSize) {
         for (int64_t i = group; i < group + kGroupSize; i += kWidth) {
             const Numbers numbers = nearest(load(row + i, width - i) * inverse);
             std::memcpy(bytes + i, &numbers, sizeof(numbers));
