@@ -136,7 +136,7 @@ class TileWorker {
     void score_rows(int64_t row, int64_t num_rows, int64_t first_piece, int64_t num_pieces, bool fetches_values);
     void change_scores(int64_t row, int64_t start, int64_t num_vectors, float* scores) const;
     void add_sinks(RowStates states) const;
-    void hide_tokens(int64_t row, int64_t start, int64_t num_vectors, float* scores) const;
+    void mask_scores(int64_t row, int64_t start, int64_t num_vectors, float* scores) const;
     template <int Rows>
     void weigh_rows(int64_t row, int64_t start, int64_t num_vectors, float* scores, RowStates states, float* decay);
     // The part of a range of tokens that the rows of the token at a position see.

@@ -236,8 +236,7 @@ void TileWorker<E>::find_next_keys(int64_t start) {
         begin = tile->begin / step_.chunk * step_.chunk;
     }
     const Cache<E>& cache = layer_.cache;
-    const int32_t* table = step_.block_tables + tile->request * step_.block_table_stride;
-    const int32_t* blocks = table + begin / step_.block_size;
+    const int32_t* blocks = step_.block_tables + tile->request * step_.block_table_stride + begin / step_.block_size;
     const int64_t num_tokens = std::min(tile->end - begin, step_.chunk);
     const int64_t num_blocks = (num_tokens + step_.block_size - 1) / step_.block_size;
     for (int64_t i = 0; i < num_blocks; ++i) {
@@ -302,9 +301,9 @@ void TileWorker<E>::change_scores(int64_t row, int64_t start, int64_t num_vector
     }
 }
 
-// Makes nothing of the scores of tokens that a row does not see; whole vectors may end behind the chunk.
+// Masks the scores of tokens that a row does not see: they become -infinity. Whole vectors may end behind the chunk.
 template <class E>
-void TileWorker<E>::hide_tokens(int64_t row, int64_t start, int64_t num_vectors, float* scores) const {
+void TileWorker<E>::mask_scores(int64_t row, int64_t start, int64_t num_vectors, float* scores) const {
     const TokenRange seen = visible_at(tile_.first_position + row / step_.group, {start, start + step_.chunk});
     const int64_t first = seen.begin - start, end = seen.end - start;
     const Int lanes = lane_numbers();
@@ -326,7 +325,7 @@ void TileWorker<E>::weigh_rows(int64_t row, int64_t start, int64_t num_vectors, 
     for (int r = 0; r < Rows; ++r) {
         if (layer_.softcap != 0.0f || layer_.position_bias != nullptr)
             change_scores(row + r, start, num_vectors, scores + r * stride);
-        hide_tokens(row + r, start, num_vectors, scores + r * stride);
+        mask_scores(row + r, start, num_vectors, scores + r * stride);
     }
     Float greatest[Rows], total[Rows];
     for (int r = 0; r < Rows; ++r) greatest[r] = load(scores + r * stride);

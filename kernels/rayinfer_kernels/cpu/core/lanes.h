@@ -166,7 +166,7 @@ inline void store(T* to, Float x, int64_t count) {
     for (int64_t i = 0; i < count; ++i) to[i] = part[i];
 }
 
-// Stores past the caches; `to` is aligned to the bytes stored. Other threads see them behind `finish_streams`.
+// Non-temporal stores, past the caches; `to` is aligned to the bytes stored. Other threads see them behind `finish_streams`.
 template <class T>
 inline void stream(T* to, Float x) {
     store(to, x);

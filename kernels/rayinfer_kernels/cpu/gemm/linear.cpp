@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kMostCachedBytes = 16 << 20;  // of results: more leave a third level cache before anything reads them
 
-// Puts results into rows past the caches: lines that are written whole need not be read first.
+// Puts results into rows by non-temporal stores, past the caches: lines that are written whole need not be read first.
 template <class T>
 struct StreamIntoRows {
     T* out;
