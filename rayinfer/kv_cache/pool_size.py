@@ -1,17 +1,14 @@
 """Number of blocks in the KV pools, by the settings or by the available memory."""
 
-import os
-from pathlib import Path
-
 import torch
 
 from rayinfer.config import EngineConfig
 from rayinfer.errors import ConfigError
+from rayinfer.kv_cache.host_memory import available_host_bytes, host_bytes
 
 CPU_POOL_BYTES = 2 << 30
-_BYTES_TAKEN = 512 << 20  # of a pool on a CPU: some 20,000 tokens of a small model
+_BYTES_TAKEN = 512 << 20  # of a pool on a CPU, however little memory is available: some 20,000 tokens of a small model
 _HOST = torch.device("cpu")
-_MEMINFO = Path("/proc/meminfo")
 
 
 def count_kv_blocks(config: EngineConfig, block_bytes: int, device: torch.device, *, reserved_bytes: int = 0) -> int:
@@ -40,10 +37,15 @@ def count_kv_blocks(config: EngineConfig, block_bytes: int, device: torch.device
 
 
 def count_blocks_taken(config: EngineConfig, block_bytes: int, device: str) -> int:
-    """Count the blocks that get their memory at once, not in the steps that write them: all that a store loads into."""
+    """Count the blocks that get their memory beside the steps, not in those that write them first.
+
+    At least those of `_BYTES_TAKEN`, and all that a store loads into; more in half of the available memory.
+    """
     if device != "cpu":
         return 0
-    return max(_BYTES_TAKEN, int((config.kv_store_gib or 0) * (1 << 30))) // max(1, block_bytes)
+    store_bytes = int((config.kv_store_gib or 0) * (1 << 30))
+    share = available_host_bytes() // 2 // config.num_ranks
+    return max(_BYTES_TAKEN, store_bytes, share) // max(1, block_bytes)
 
 
 def count_static_blocks(
@@ -100,25 +102,5 @@ def _check_available(name: str, value: int, wanted: int, device: torch.device) -
 
 
 def _memory_bytes(device: torch.device) -> int:
-    """Return all memory of a host, whose page cache can be dropped, or a GPU's free memory."""
-    return free_memory_bytes(device) if device.type == "cuda" else _host_bytes()
-
-
-def _host_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def available_host_bytes(meminfo: Path = _MEMINFO) -> int:
-    """Return the memory available without swapping; on systems without /proc all of it.
-
-    Kernels before 3.14 and some containers lack MemAvailable: then it is the free memory and that of cached files.
-    """
-    try:
-        lines = meminfo.read_text().splitlines()
-    except OSError:
-        return _host_bytes()
-    kib = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines) if value}
-    available = kib.get("MemAvailable")
-    if available is None:
-        available = sum(kib.get(name, 0) for name in ("MemFree", "Buffers", "Cached"))
-    return available << 10
+    """Return all memory of a host, or a GPU's free memory."""
+    return free_memory_bytes(device) if device.type == "cuda" else host_bytes()

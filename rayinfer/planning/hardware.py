@@ -10,7 +10,7 @@ import rayinfer_kernels
 from rayinfer.benchmark.peers.machine import memory_read_gb_s
 from rayinfer.config import cache_folder
 from rayinfer.errors import ConfigError
-from rayinfer.kv_cache.pool_size import available_host_bytes
+from rayinfer.kv_cache.host_memory import available_host_bytes
 
 GB = 10**9
 USABLE = 0.975 * 2**30  # of a GB as cards are sold: the driver keeps some

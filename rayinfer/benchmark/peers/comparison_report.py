@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rayinfer.benchmark.peers.cases import BATCH, CASES, ENGINE_CASES, FIGURES, HTTP, LESS_IS_BETTER, START
 from rayinfer.benchmark.peers.extremes import write_extremes
+from rayinfer.benchmark.peers.processes import SERVER_SETTLE_S
 from rayinfer.benchmark.peers.results import (
     CaseResults,
     Ratio,
@@ -20,7 +21,8 @@ from rayinfer.benchmark.svg import Drawing
 
 METHOD = (
     "Medians of interleaved rounds (A B C A B C), all cores for every system, greedy, the same prompts,"
-    " no prefix shared. Higher is better, except for times."
+    f" no prefix shared; servers are idle for {SERVER_SETTLE_S:.0f} s between ready and load. Higher is better,"
+    " except for times."
 )
 CONDITION_HEADS = (
     "case",

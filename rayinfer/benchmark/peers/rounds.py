@@ -1,13 +1,21 @@
 """Interleaved rounds: every system once a round, A B C A B C, as far as runs are missing."""
 
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from rayinfer.benchmark.peers.cases import START
+from rayinfer.benchmark.peers.cases import START, Figures
 from rayinfer.benchmark.peers.comparison_report import ComparisonReport
-from rayinfer.benchmark.peers.processes import MeasuredEngine, measure_server, open_engine, running_server
+from rayinfer.benchmark.peers.processes import (
+    SERVER_SETTLE_S,
+    MeasuredEngine,
+    RunningServer,
+    measure_server,
+    open_engine,
+    running_server,
+)
 from rayinfer.benchmark.peers.results import CaseResults
 from rayinfer.benchmark.peers.resumption import TimeBudget
 from rayinfer.benchmark.peers.systems import Setup, SystemUnderTest
@@ -52,14 +60,15 @@ class Rounds:
         def measure(system: SystemUnderTest, lacking: Sequence[CaseResults]) -> None:
             with running_server(system, self._log_file(system, "server")) as server:
                 for result in sorted(lacking, key=lambda result: result.case != START):  # loads may fail
-                    figures = (
-                        {"ready": server.ready_s}
-                        if result.case == START
-                        else measure_server(server, system.name, self._setup.vocab_size, result.num_requests)
-                    )
-                    result.add(system, figures)
+                    result.add(system, self._figures_of(server, system, result))
 
         self.interleave([system for system in systems if system.server_command], results, measure)
+
+    def _figures_of(self, server: RunningServer, system: SystemUnderTest, result: CaseResults) -> Figures:
+        if result.case == START:
+            return {"ready": server.ready_s}
+        time.sleep(SERVER_SETTLE_S)
+        return measure_server(server, system.name, self._setup.vocab_size, result.num_requests)
 
     def interleave(self, systems: Sequence[SystemUnderTest], results: Sequence[CaseResults], measure: Measure) -> None:
         """Measure every system once a round until the results have their rounds; a failure ends only its own system."""

@@ -1,14 +1,13 @@
-import os
-
 import psutil
 import pytest
 import torch
 
 from rayinfer.config import engine_config
 from rayinfer.errors import ConfigError
+from rayinfer.kv_cache.host_memory import available_host_bytes
 from rayinfer.kv_cache.pool_size import (
     CPU_POOL_BYTES,
-    available_host_bytes,
+    count_blocks_taken,
     count_kv_blocks,
     count_offload_blocks,
     free_memory_bytes,
@@ -82,19 +81,9 @@ def test_what_torch_only_keeps_for_later_is_free_on_a_gpu(monkeypatch):
     assert count_kv_blocks(config, 1 << 20, torch.device("cuda"), reserved_bytes=1 << 30) == 3 << 10
 
 
-@pytest.mark.parametrize(
-    ("meminfo", "kib"),
-    [
-        ("MemTotal: 900 kB\nMemFree: 100 kB\nMemAvailable: 500 kB\nBuffers: 20 kB\nCached: 300 kB\n", 500),
-        ("MemTotal: 900 kB\nMemFree: 100 kB\nBuffers: 20 kB\nCached: 300 kB\nSwapCached: 7 kB\n", 420),
-        ("MemTotal: 900 kB\nMemFree: 100 kB\n", 100),
-    ],
-)
-def test_available_memory_is_estimated_where_the_kernel_does_not_report_it(tmp_path, meminfo, kib):
-    path = tmp_path / "meminfo"
-    path.write_text(meminfo)
-    assert available_host_bytes(path) == kib * 1024
-
-
-def test_available_memory_is_all_there_is_without_meminfo(tmp_path):
-    assert available_host_bytes(tmp_path / "none") == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def test_blocks_get_memory_ahead_in_half_of_what_is_available_or_as_many_as_a_store_loads():
+    half = available_host_bytes() / 2
+    assert count_blocks_taken(engine_config(), 1 << 20, "cpu") == pytest.approx(half / (1 << 20), rel=0.1)
+    large_store = engine_config(kv_store_gib=2 * half / (1 << 30))
+    assert count_blocks_taken(large_store, 1 << 20, "cpu") == pytest.approx(2 * half / (1 << 20), rel=0.1)
+    assert count_blocks_taken(engine_config(), 1 << 20, "cuda") == 0
