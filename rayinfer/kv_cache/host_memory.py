@@ -64,7 +64,7 @@ def _containers(root: Path) -> Iterator[_Container]:
 
 
 def _read_container(folder: Path, limit_name: str, usage_name: str, cache_name: str) -> _Container | None:
-    """Read the memory of one group; None where it has no limit. Cached files that nobody reads count as free."""
+    """Read the memory of one group; None where it has no limit. Cached files not in use count as free."""
     try:
         limit = (folder / limit_name).read_text().strip()
         if not limit.isdigit():  # "max"
