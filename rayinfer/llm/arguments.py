@@ -24,7 +24,8 @@ def as_prompts(prompts: Any) -> list[Any]:
 def checked_token_ids(token_ids: Any) -> list[int]:
     """Check a prompt of token ids; raises InvalidParameter unless it is a list of integers."""
     items = _listed(token_ids)
-    if items is None or not all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):
+    kinds = set(map(type, items or ()))  # few, of many tokens
+    if items is None or not all(issubclass(kind, Integral) and not issubclass(kind, bool) for kind in kinds):
         raise InvalidParameter(f"prompt must be a text or a list of token ids, got {shown(token_ids)}", "prompt")
     return [int(item) for item in items]
 
