@@ -39,12 +39,12 @@ def count_kv_blocks(config: EngineConfig, block_bytes: int, device: torch.device
 def count_blocks_taken(config: EngineConfig, block_bytes: int, device: str) -> int:
     """Count the blocks that get their memory beside the steps, not in those that write them first.
 
-    At least those of `_BYTES_TAKEN`, and all that a store loads into; more in half of the available memory.
+    At least those of `_BYTES_TAKEN`, and all that a store loads into; more in a quarter of the available memory.
     """
     if device != "cpu":
         return 0
     store_bytes = int((config.kv_store_gib or 0) * (1 << 30))
-    share = available_host_bytes() // 2 // config.num_ranks
+    share = available_host_bytes() // 4 // config.num_ranks
     return max(_BYTES_TAKEN, store_bytes, share) // max(1, block_bytes)
 
 
