@@ -16,6 +16,7 @@ SHORT_REPEATS = 3  # of cases that take fractions of a second, within one round
 
 HTTP_REQUESTS = {1: 8, 8: 48, 32: 128}  # by the number of closed-loop streams, beside BATCH_REQUESTS in the batch
 HTTP_INPUT_LEN, HTTP_OUTPUT_LEN = 128, 64
+SERVER_SETTLE_S = 8.0  # from ready to the load, for what servers do behind their start
 
 LLAMA_BENCH_OPTIONS = {
     STREAM: ["-p", "0", "-n", str(STREAM_LEN), "-d", str(STREAM_LEN)],  # -d: tokens of the context before

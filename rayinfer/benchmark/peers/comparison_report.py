@@ -3,9 +3,17 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from rayinfer.benchmark.peers.cases import BATCH, CASES, ENGINE_CASES, FIGURES, HTTP, LESS_IS_BETTER, START
+from rayinfer.benchmark.peers.cases import (
+    BATCH,
+    CASES,
+    ENGINE_CASES,
+    FIGURES,
+    HTTP,
+    LESS_IS_BETTER,
+    SERVER_SETTLE_S,
+    START,
+)
 from rayinfer.benchmark.peers.extremes import write_extremes
-from rayinfer.benchmark.peers.processes import SERVER_SETTLE_S
 from rayinfer.benchmark.peers.results import (
     CaseResults,
     Ratio,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rayinfer.benchmark.peers.cases import FIGURES
+from rayinfer.benchmark.peers.cases import BATCH, FIGURES
 from rayinfer.benchmark.peers.results import Ratio, ratios_of, read_results
 from rayinfer.benchmark.peers.systems import OWN
 from rayinfer.benchmark.report import Table, write_markdown
@@ -16,17 +16,21 @@ NOTE = (
 def write_extremes(model: str, folder: Path) -> None:
     """Write the table over all comparisons of a model in the folder, `peers-MODEL.processors.md`."""
     strongest: dict[tuple[str, str], dict[str, Ratio]] = {}  # by figure and own mode, then by machine
+    batch_sizes: set[int] = set()
     for file in sorted(folder.glob(f"peers-{model}-*.json")):
         results = read_results(file)
         if any(result.model != model for result in results.values()):
             continue  # another model whose name begins alike, or an older file
+        batch_sizes.update(results[BATCH].num_requests for case in results if case == BATCH)
         machine = file.stem.removeprefix(f"peers-{model}-")
         for ratio in ratios_of(results):
             found = strongest.setdefault((ratio.figure, ratio.own_label), {})
             if machine not in found or ratio.better_by < found[machine].better_by:
                 found[machine] = ratio
+    titles = {figure: title for figure, (title, _) in FIGURES.items()}
+    titles[BATCH] = f"{' or '.join(map(str, sorted(batch_sizes)))} requests"
     rows = [
-        (FIGURES[figure][0], own_label, *_extremes_of(strongest[figure, own_label]))
+        (titles[figure], own_label, *_extremes_of(strongest[figure, own_label]))
         for figure, own_label in sorted(strongest, key=lambda key: list(FIGURES).index(key[0]))
     ]
     table = Table("Ratios", ["", "ours", "worst", "best"], rows)

@@ -37,7 +37,6 @@ READY_TIMEOUT_S = 300.0
 POLL_S = 0.05
 GRACE_S = 10.0
 SETTLE_S = 0.5  # an engine may have work left after its last reply, which must not wait until its next round
-SERVER_SETTLE_S = 8.0  # from ready to the load, for what servers do behind their start
 WARM_UP_OUTPUT_LEN = 4
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from rayinfer.benchmark.peers.cases import START, Figures
 from rayinfer.benchmark.peers.comparison_report import ComparisonReport
 from rayinfer.benchmark.peers.processes import (
-    SERVER_SETTLE_S,
     MeasuredEngine,
     RunningServer,
     measure_server,
@@ -67,7 +66,7 @@ class Rounds:
     def _figures_of(self, server: RunningServer, system: SystemUnderTest, result: CaseResults) -> Figures:
         if result.case == START:
             return {"ready": server.ready_s}
-        time.sleep(SERVER_SETTLE_S)
+        time.sleep(self._setup.server_settle_s)
         return measure_server(server, system.name, self._setup.vocab_size, result.num_requests)
 
     def interleave(self, systems: Sequence[SystemUnderTest], results: Sequence[CaseResults], measure: Measure) -> None:

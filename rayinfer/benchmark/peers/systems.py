@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rayinfer.benchmark.peers.cases import ENGINE_CASES, HTTP_REQUESTS, PREFILL, STREAM
+from rayinfer.benchmark.peers.cases import ENGINE_CASES, HTTP_REQUESTS, PREFILL, SERVER_SETTLE_S, STREAM
 from rayinfer.config import engine_config
 from rayinfer.errors import ConfigError
 from rayinfer.optimization.mode_checks import excess, measured_model
@@ -97,6 +97,7 @@ class Setup:
     processor: str  # kind of processor, which names the report
     kernels: str = "native"  # kernel path that every system is kept to; native: no limit
     programs: Mapping[str, Path] = field(default_factory=dict)  # by peer, if not in the peers' folder
+    server_settle_s: float = SERVER_SETTLE_S
 
     def program(self, peer: str, path: str) -> Path | None:
         """Return a peer's program: the one given by the user, else `path` in the peer's folder; None if absent.

@@ -81,6 +81,7 @@ def make_setup(folder: Path, model: str = "models/tiny", **programs: Path) -> Se
         cpu_flags=frozenset(),
         processor="someproc",
         programs=programs,
+        server_settle_s=0.0,
     )
 
 

@@ -173,13 +173,14 @@ def test_a_server_that_fails_under_load_keeps_its_time_to_ready(tmp_path):
 def test_the_worst_and_the_best_processor_stand_side_by_side(results, tmp_path):
     batch = results["batch"]
     batch.model = "tiny"
-    for machine, own in (("zen3", 735.0), ("zen5-avx2", 2205.0)):
+    for machine, own, num_requests in (("zen3", 735.0, 32), ("zen5-avx2", 2205.0, 64)):
         batch.outcomes["rayinfer bfloat16"].runs["batch"] = [own]
-        write_results({"batch": batch}, tmp_path / f"peers-tiny-{machine}.json")
+        write_results({"batch": replace(batch, num_requests=num_requests)}, tmp_path / f"peers-tiny-{machine}.json")
     write_results({"batch": replace(batch, model="tiny-other")}, tmp_path / "peers-tiny-other-zen9.json")
     write_extremes("tiny", tmp_path)
     text = (tmp_path / "peers-tiny.processors.md").read_text()
     assert "| 1.00x vllm bfloat16, zen3 | 3.00x vllm bfloat16, zen5-avx2 |" in text
+    assert "| 32 or 64 requests |" in text
     assert "zen9" not in text
 
 
