@@ -33,9 +33,10 @@ def _machine_bytes() -> int:
 def _available_on_machine(root: Path) -> int:
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
-    except OSError:
+        pairs = (line.partition(":") for line in lines)
+        kib = {name: int(value.split()[0]) for name, _, value in pairs if value.strip()}
+    except (OSError, ValueError):
         return _machine_bytes()
-    kib = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines) if value}
     available = kib.get("MemAvailable")
     if available is None:
         available = sum(kib.get(name, 0) for name in ("MemFree", "Buffers", "Cached"))
@@ -45,16 +46,17 @@ def _available_on_machine(root: Path) -> int:
 def _containers(root: Path) -> Iterator[_Container]:
     """Find the control groups, of either version, whose limits hold for this process: its own and those around it."""
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        lines = (root / "proc/self/cgroup").read_text(errors="replace").splitlines()
     except OSError:
         return
     for line in lines:
-        _, controllers, group = line.split(":", 2)
-        if not controllers:
-            mounted, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
+        number, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        if number == "0":
+            mounted, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "")
         elif "memory" in controllers.split(","):
             mounted = root / "sys/fs/cgroup/memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
         else:
             continue
         path = PurePosixPath(group.lstrip("/"))
@@ -63,14 +65,15 @@ def _containers(root: Path) -> Iterator[_Container]:
                 yield container
 
 
-def _read_container(folder: Path, limit_name: str, usage_name: str, cache_name: str) -> _Container | None:
-    """Read the memory of one group; None where it has no limit. Cached files not in use count as free."""
+def _read_container(folder: Path, limit_name: str, usage_name: str, prefix: str) -> _Container | None:
+    """Read the memory of one group; None where it has no limit. Cached files count as free."""
     try:
         limit = (folder / limit_name).read_text().strip()
         if not limit.isdigit():  # "max"
             return None
         usage = int((folder / usage_name).read_text())
         statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        return _Container(int(limit), int(limit) - usage + int(statistics.get(cache_name, 0)))
+        cached = sum(int(statistics.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+        return _Container(int(limit), int(limit) - usage + cached)
     except (OSError, ValueError):
         return None

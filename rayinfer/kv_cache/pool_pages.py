@@ -12,7 +12,7 @@ import mmap
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,15 +30,22 @@ BlockViews = Sequence[NDArray[np.uint8]]  # each tensor of the pool: [num_blocks
 
 
 class PoolPages:
-    """A thread that takes the memory of a pool's first blocks, which are allocated first, while no step is computed.
+    """A thread that takes the memory of a pool, in the order in which blocks are allocated, while no step is computed.
 
     Beside a step it would hold up the cores' other threads for longer than the step's own writes take. It must be ended
     before the pool is freed.
     """
 
-    def __init__(self, views: Callable[[], BlockViews], num_blocks: int) -> None:
+    def __init__(
+        self,
+        views: Callable[[], BlockViews],
+        num_blocks: int,
+        has_room: Callable[[int], bool] = lambda num_bytes: False,
+    ) -> None:
+        """Take `num_blocks`, then others as long as `has_room` for the bytes that are taken so far."""
         self._views = views
         self._num_blocks = num_blocks
+        self._has_room = has_room
         self._idle_at = 0.0  # on the monotonic clock
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
@@ -68,13 +75,15 @@ class PoolPages:
         if madvise is None:
             return
         views = self._views()
-        num_blocks = min(self._num_blocks, min(map(len, views), default=0))
+        num_blocks, block_bytes = min(map(len, views), default=0), sum(view.strides[0] for view in views)
         at_once = max(1, _BYTES_AT_ONCE // max([1, *(view.strides[0] for view in views)]))
-        for first in range(0, num_blocks, at_once):
+        for first, end in _pieces(min(self._num_blocks, num_blocks), num_blocks, at_once):
+            if first >= self._num_blocks and not self._has_room(first * block_bytes):
+                return
             for view in views:
                 if not self._waits_until_idle():
                     return
-                if error := _populate(madvise, view[first : min(num_blocks, first + at_once)]):
+                if error := _populate(madvise, view[first:end]):
                     _logger.debug("the pool's memory is taken as it is used: error %d of madvise", error)
                     return
 
@@ -86,6 +95,13 @@ class PoolPages:
                 return True
             self._ended.wait(min(left, _IDLE_S))
         return False
+
+
+def _pieces(middle: int, end: int, most: int) -> Iterator[tuple[int, int]]:
+    """Cut blocks into ranges, of which none has blocks before and behind `middle`."""
+    for begin, last in ((0, middle), (middle, end)):
+        for first in range(begin, last, most):
+            yield first, min(last, first + most)
 
 
 def _find_madvise() -> Callable[..., int] | None:

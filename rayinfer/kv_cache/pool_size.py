@@ -37,15 +37,18 @@ def count_kv_blocks(config: EngineConfig, block_bytes: int, device: torch.device
 
 
 def count_blocks_taken(config: EngineConfig, block_bytes: int, device: str) -> int:
-    """Count the blocks that get their memory beside the steps, not in those that write them first.
+    """Count the blocks that get their memory beside the steps in any case, not in the steps that write them first.
 
-    At least those of `_BYTES_TAKEN`, and all that a store loads into; more in a quarter of the available memory.
+    That is all that a store loads into. More get theirs while there is `room_ahead`.
     """
     if device != "cpu":
         return 0
-    store_bytes = int((config.kv_store_gib or 0) * (1 << 30))
-    share = available_host_bytes() // 4 // config.num_ranks
-    return max(_BYTES_TAKEN, store_bytes, share) // max(1, block_bytes)
+    return max(_BYTES_TAKEN, int((config.kv_store_gib or 0) * (1 << 30))) // max(1, block_bytes)
+
+
+def room_ahead(num_bytes: int) -> bool:
+    """Return whether that much of a pool, taken ahead of its use, is at most a quarter of what was available before."""
+    return 3 * num_bytes <= available_host_bytes()
 
 
 def count_static_blocks(

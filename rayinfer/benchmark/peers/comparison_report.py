@@ -29,8 +29,7 @@ from rayinfer.benchmark.svg import Drawing
 
 METHOD = (
     "Medians of interleaved rounds (A B C A B C), all cores for every system, greedy, the same prompts,"
-    f" no prefix shared; servers are idle for {SERVER_SETTLE_S:.0f} s between ready and load. Higher is better,"
-    " except for times."
+    " no prefix shared. Higher is better, except for times."
 )
 CONDITION_HEADS = (
     "case",
@@ -107,6 +106,8 @@ def notes(results: Results) -> list[str]:
         for _, label, outcome in outcomes
         if outcome.concession
     ]
+    if HTTP in results:
+        lines.append(f"servers are idle for {SERVER_SETTLE_S:.0f} s between ready and the load")
     for result in results.values():
         lines += [f"{label} was not measured: {reason}" for label, reason in result.missing.items()]
     lines += [

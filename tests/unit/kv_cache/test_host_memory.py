@@ -36,7 +36,7 @@ CGROUP_2 = {
     "proc__self__cgroup": "0::/kubepods/pod1/engine\n",
     "sys__fs__cgroup__kubepods__pod1__memory.max": "4000000\n",
     "sys__fs__cgroup__kubepods__pod1__memory.current": "1500000\n",
-    "sys__fs__cgroup__kubepods__pod1__memory.stat": "anon 900000\ninactive_file 500000\n",
+    "sys__fs__cgroup__kubepods__pod1__memory.stat": "anon 900000\nactive_file 300000\ninactive_file 200000\n",
     "sys__fs__cgroup__kubepods__pod1__engine__memory.max": "max\n",
     "sys__fs__cgroup__kubepods__pod1__engine__memory.current": "1200000\n",
     "sys__fs__cgroup__kubepods__pod1__engine__memory.stat": "inactive_file 0\n",
@@ -51,7 +51,7 @@ CGROUP_1 = {
     "proc__self__cgroup": "9:pids:/docker/7\n4:memory:/docker/7\n0::/\n",
     "sys__fs__cgroup__memory__memory.limit_in_bytes": "4000000\n",  # the container's own, mounted as the outermost
     "sys__fs__cgroup__memory__memory.usage_in_bytes": "1500000\n",
-    "sys__fs__cgroup__memory__memory.stat": "inactive_file 7\ntotal_inactive_file 500000\n",
+    "sys__fs__cgroup__memory__memory.stat": "active_file 7\ntotal_active_file 400000\ntotal_inactive_file 100000\n",
 }
 
 
@@ -78,3 +78,8 @@ def test_groups_without_a_limit_or_readable_files_limit_nothing(tmp_path):
     assert available_host_bytes(tmp_path) == 900 * 1024
     write(tmp_path, **CGROUP_2 | {"sys__fs__cgroup__kubepods__pod1__memory.current": "what?\n"})
     assert available_host_bytes(tmp_path) == 900 * 1024
+
+
+def test_lines_that_say_nothing_are_left_out(tmp_path):
+    write(tmp_path, proc__meminfo="MemAvailable: 100 kB\nX: \n\n", proc__self__cgroup="\ngarbage\n0::/\n")
+    assert available_host_bytes(tmp_path) == 100 * 1024

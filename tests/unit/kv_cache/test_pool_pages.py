@@ -65,3 +65,20 @@ def test_it_ends_while_a_step_is_computed():
     pages.begin_step()
     pages.end()
     assert pages.wait(0)
+
+
+def test_more_blocks_follow_while_there_is_room():
+    views = [new_pool(), new_pool()]
+    taken = []
+
+    def has_room(num_bytes):
+        taken.append(num_bytes)
+        return False
+
+    pages = PoolPages(lambda: views, NUM_BLOCKS // 2, has_room)
+    assert pages.wait(30)
+    assert taken == [NUM_BLOCKS // 2 * 2 * BLOCK_PAGES * mmap.PAGESIZE]
+    assert num_faults_of_writing(views[0][NUM_BLOCKS // 2 :]) > NUM_BLOCKS
+    pages = PoolPages(lambda: [views[1]], NUM_BLOCKS // 2, lambda num_bytes: True)
+    assert pages.wait(30)
+    assert num_faults_of_writing(views[1]) < 100

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rayinfer.engine.plan.executor_commands import SleepLevel
 from rayinfer.kv_cache.cache_tensors import BlockPool, BlockShape
 from rayinfer.kv_cache.pool_pages import PoolPages
+from rayinfer.kv_cache.pool_size import room_ahead
 from rayinfer.models.decoder import Decoder
 
 _HOST = torch.device("cpu")
@@ -22,7 +23,8 @@ class ModelMemory:
 
     Between `release` and `restore` no step can run and no block be copied. With `slides`, whether each layer has a
     sliding window, the keys and values of those that have are in a pool of `num_window_pages`. The pool's first
-    `num_blocks_taken`, which are allocated first, get their memory from the system beside the steps instead of in them.
+    `num_blocks_taken`, which are allocated first, get their memory from the system beside the steps instead of in them,
+    and as many others as leave the system enough.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class ModelMemory:
     def restore(self, level: SleepLevel) -> None:
         """Allocate again what `release` of this level freed; raises ModelLoadError when the checkpoint is gone."""
         if level is SleepLevel.PERSIST:
+            self._pool_pages = self._take_pages()
             return
         if level is SleepLevel.OFFLOAD:
             self._move_weights(self._device)
@@ -123,7 +126,7 @@ class ModelMemory:
         return self.decoder
 
     def _take_pages(self) -> PoolPages | None:
-        return PoolPages(self.block_views, self._num_blocks_taken) if self._num_blocks_taken else None
+        return PoolPages(self.block_views, self._num_blocks_taken, room_ahead) if self._num_blocks_taken else None
 
     def _end_pages(self) -> None:
         if self._pool_pages is not None:
