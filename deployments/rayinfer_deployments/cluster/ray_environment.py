@@ -56,9 +56,6 @@ OWN_RAY_SETTINGS = LOOPBACK_ONLY | {
     "RAY_preload_python_modules": "rayinfer_deployments.cluster.worker_imports",
     # Ray's own default puts engines behind everything else on the machine, its log readers too.
     "RAY_worker_niceness": "0",
-    # Serve's controller looks through a few deployments on one machine: with its default of 0.1 s that takes 2.5 % of a
-    # core, and Ray's other processes, which it asks, half a percent.
-    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",
     # The router is the only code in its replica: a second event loop would cost a hop between threads per chunk.
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
 }
