@@ -1,4 +1,4 @@
-"""Memory of an engine's pool, taken from the system before blocks are written.
+"""Prefaulting of an engine's pool: its pages are taken from the system before blocks are written.
 
 A pool is reserved virtually. The first write to each of its huge pages takes the page from the system, which fills it
 with zeros; the host of a virtual machine may have to find its memory first. That was measured to take 0.2 to 4 ms a

@@ -39,15 +39,15 @@ def count_kv_blocks(config: EngineConfig, block_bytes: int, device: torch.device
 def count_blocks_taken(config: EngineConfig, block_bytes: int, device: str) -> int:
     """Count the blocks that get their memory beside the steps in any case, not in the steps that write them first.
 
-    That is all that a store loads into. More get theirs while there is `room_ahead`.
+    That is all that a store loads into. More get theirs while there is `can_prefault`.
     """
     if device != "cpu":
         return 0
     return max(_BYTES_TAKEN, int((config.kv_store_gib or 0) * (1 << 30))) // max(1, block_bytes)
 
 
-def room_ahead(num_bytes: int) -> bool:
-    """Return whether that much of a pool, taken ahead of its use, is at most a quarter of what was available before."""
+def can_prefault(num_bytes: int) -> bool:
+    """Return whether a pool may prefault more than these bytes: at most a quarter of what was available before."""
     return 3 * num_bytes <= available_host_bytes()
 
 

@@ -21,7 +21,8 @@ def write_extremes(model: str, folder: Path) -> None:
         results = read_results(file)
         if any(result.model != model for result in results.values()):
             continue  # another model whose name begins alike, or an older file
-        batch_sizes.update(results[BATCH].num_requests for case in results if case == BATCH)
+        if BATCH in results:
+            batch_sizes.add(results[BATCH].num_requests)
         machine = file.stem.removeprefix(f"peers-{model}-")
         for ratio in ratios_of(results):
             found = strongest.setdefault((ratio.figure, ratio.own_label), {})

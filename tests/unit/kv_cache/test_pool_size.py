@@ -7,11 +7,11 @@ from rayinfer.errors import ConfigError
 from rayinfer.kv_cache.host_memory import available_host_bytes
 from rayinfer.kv_cache.pool_size import (
     CPU_POOL_BYTES,
+    can_prefault,
     count_blocks_taken,
     count_kv_blocks,
     count_offload_blocks,
     free_memory_bytes,
-    room_ahead,
 )
 
 CPU = torch.device("cpu")
@@ -90,5 +90,5 @@ def test_blocks_get_memory_ahead_of_their_use_for_some_tokens_and_all_that_a_sto
 
 def test_a_pool_leaves_three_times_what_it_takes_ahead():
     available = available_host_bytes()
-    assert room_ahead(int(0.3 * available))
-    assert not room_ahead(int(0.4 * available))
+    assert can_prefault(int(0.3 * available))
+    assert not can_prefault(int(0.4 * available))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rayinfer.engine.plan.executor_commands import SleepLevel
 from rayinfer.kv_cache.cache_tensors import BlockPool, BlockShape
 from rayinfer.kv_cache.pool_pages import PoolPages
-from rayinfer.kv_cache.pool_size import room_ahead
+from rayinfer.kv_cache.pool_size import can_prefault
 from rayinfer.models.decoder import Decoder
 
 _HOST = torch.device("cpu")
@@ -126,7 +126,7 @@ class ModelMemory:
         return self.decoder
 
     def _take_pages(self) -> PoolPages | None:
-        return PoolPages(self.block_views, self._num_blocks_taken, room_ahead) if self._num_blocks_taken else None
+        return PoolPages(self.block_views, self._num_blocks_taken, can_prefault) if self._num_blocks_taken else None
 
     def _end_pages(self) -> None:
         if self._pool_pages is not None:
